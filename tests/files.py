@@ -45,3 +45,8 @@ def write_jsonl(path, records):
 def read_jsonl(path):
   """Reads one JSON object a line."""
   return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def metrics(folder, name="step"):
+  """What a run of training recorded where that name is among it."""
+  return [x for x in read_jsonl(folder / "metrics.jsonl") if name in x]

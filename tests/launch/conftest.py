@@ -3,9 +3,7 @@
 import files
 import numpy as np
 import pytest
-from absl.testing import flagsaver
-
-from launch import cli as command_line
+from commands import execute
 
 
 @pytest.fixture(scope="session")
@@ -21,15 +19,18 @@ def pair(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def target(pair):
+  return pair[0]
+
+
+@pytest.fixture(scope="session")
 def cli(pair):
   """Runs a command in this process: `cli(command, *flags) -> exit code`."""
   target, draft = pair
 
   def run(command, *args, config=None):
     config = config or f"configs/huggingface.py:target={target},draft={draft}"
-    with flagsaver.flagsaver():
-      args = ["test", f"--config={config}", *args]
-      return command_line.execute(command, args)
+    return execute(command, f"--config={config}", *args)
 
   return run
 

@@ -5,7 +5,7 @@ import pathlib
 import re
 
 import pytest
-from absl.testing import flagsaver
+from commands import execute
 
 from launch import cli, processes
 from specjax import rules
@@ -17,11 +17,6 @@ _SOURCES = {
 }
 _RUNS = re.compile(r"^  cli\.run\(", re.MULTILINE)
 COMMANDS = [name for name, text in _SOURCES.items() if _RUNS.search(text)]
-
-
-def execute(command, *args):
-  with flagsaver.flagsaver():
-    return cli.execute(command, ["test", *args])
 
 
 def command_of(name):

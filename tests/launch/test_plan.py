@@ -1,13 +1,14 @@
 """launch.plan: its mistakes, its predictions, and one plan from end to end."""
 
+import functools
 import json
 
+import commands
 import numpy as np
 import pytest
-from absl.testing import flagsaver
 
 from configs import shapes
-from launch import cli, plan
+from launch import plan
 from launch.hardware import CHIPS
 from launch.planning import answer, networks, program
 from models.formats.huggingface import translate
@@ -20,18 +21,10 @@ SLICE = ("--topology=v5e:2x2", "--max_length=512")
 PAIR = ("--target=pythia-2.8b", "--drafter=model('pythia-70m')")
 EAGLE = ("--target=llama-3.1-8b", "--drafter=eagle3('eagle3-llama-3.1-8b')")
 PYTHIA = (*SLICE, "--target=pythia-2.8b")
+execute = functools.partial(commands.execute, plan.run)
 
 
-@pytest.fixture
-def execute():
-  def run(*arguments):
-    with flagsaver.flagsaver():
-      return cli.execute(plan.run, ["plan", *arguments])
-
-  return run
-
-
-def test_a_plan_is_printed_and_written(execute, tmp_path, capsys):
+def test_a_plan_is_printed_and_written(tmp_path, capsys):
   """Compiled for one chip of a v5e; what is printed has names and units."""
   pytest.importorskip("libtpu", reason="libtpu is for Linux on x86-64 only")
   out = tmp_path / "plan.json"
@@ -72,9 +65,7 @@ def test_a_plan_is_printed_and_written(execute, tmp_path, capsys):
     (("--topology=v5e:8x8", *PAIR), "num_heads (32) cannot be cut over 64"),
   ],
 )  # fmt: skip
-def test_mistakes_are_one_line_and_exit_code_2(
-  execute, arguments, expected, capsys
-):
+def test_mistakes_are_one_line_and_exit_code_2(arguments, expected, capsys):
   assert execute(*arguments) == 2
   (line,) = capsys.readouterr().err.splitlines()
   assert line.startswith("error: ")

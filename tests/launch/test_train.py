@@ -1,16 +1,17 @@
 """`launch.train`: exact, restartable, the same on any mesh."""
 
-import json
+import functools
 import random
 import signal
 import subprocess
 import sys
 
+import commands
 import jax
 import numpy as np
 import pytest
 import several
-from absl.testing import flagsaver
+from files import metrics
 from flax import nnx
 
 from configs import train_embedded
@@ -34,14 +35,7 @@ def assert_equal(a, b):
   jax.tree.map(np.testing.assert_array_equal, nnx.state(a), nnx.state(b))
 
 
-def records(folder, name="step"):
-  lines = (folder / "metrics.jsonl").read_text().splitlines()
-  return [record for record in map(json.loads, lines) if name in record]
-
-
-def command_line(*args):
-  with flagsaver.flagsaver():
-    return cli.execute(train.run, ["train", *map(str, args)])
+command_line = functools.partial(commands.execute, train.run)
 
 
 def test_a_run_killed_at_any_moment_goes_on_to_the_same_bits(
@@ -74,7 +68,7 @@ def test_a_run_killed_at_any_moment_goes_on_to_the_same_bits(
   assert command_line(*arguments, f"--workdir={whole}") == 0
   # The folder alone goes on.
   assert command_line(f"--workdir={killed}", f"--export={tmp_path}/x") == 0
-  steps = [r["step"] for r in records(killed, "acceptance_loss")]
+  steps = [r["step"] for r in metrics(killed, "acceptance_loss")]
   assert steps == list(range(1, 25)), f"killed at step {last}"
   expected, _ = Run(read_config(str(whole)), str(whole)).train()
   assert_equal(loading.load(huggingface.source(str(tmp_path / "x"))), expected)
@@ -84,13 +78,13 @@ def test_what_a_run_writes(texts, pair, tmp_path):
   config = tiny(texts, pair, objective="forward_kl", num_steps=20)
   run = Run(config, str(tmp_path))
   run.train()
-  losses = records(tmp_path, "forward_kl_loss")
+  losses = metrics(tmp_path, "forward_kl_loss")
   assert [r["step"] for r in losses] == [5, 10, 15, 20]
   assert losses[-1]["forward_kl_loss"] < losses[0]["forward_kl_loss"]
   for record in losses:
     assert record["tokens"] == record["step"] * 4 * 32
     assert record["tokens_per_second"] > 0
-  checks = records(tmp_path, "validation_next_token_loss")
+  checks = metrics(tmp_path, "validation_next_token_loss")
   assert [r["step"] for r in checks] == [5, 10, 15, 20]
   for record in checks:
     assert 0 < record["validation_acceptance"] < 1
@@ -157,11 +151,11 @@ def test_a_run_goes_on_for_longer_and_another_one_replaces_it(
     "--config.validate_every=0", "--config.log_every=1", f"--workdir={begun}",
   ]  # fmt: skip
   assert command_line(*flags, "--config.num_steps=5") == 0
-  assert [r["step"] for r in records(begun)] == [3, 4, 5]
+  assert [r["step"] for r in metrics(begun)] == [3, 4, 5]
   assert command_line(
     *flags, "--config.num_steps=2", "--config.seed=1", "--overwrite"
   ) == 0  # fmt: skip
-  assert [r["step"] for r in records(begun)] == [1, 2]
+  assert [r["step"] for r in metrics(begun)] == [1, 2]
   assert read_config(str(begun)).seed == 1
 
 
@@ -215,7 +209,7 @@ def test_two_processes_stop_at_one_step_when_one_gets_sigterm(texts, tmp_path):
   assert "the same command goes on" in lines[-1]
   folder = tmp_path / "w" / "checkpoints"
   saved = max(int(p.name) for p in folder.glob("[0-9]*"))
-  steps = [record["step"] for record in records(tmp_path / "w")]
+  steps = [record["step"] for record in metrics(tmp_path / "w")]
   assert steps == sorted(steps)
   assert steps[-1] == saved >= 5
   assert not (tmp_path / "x").exists()

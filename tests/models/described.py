@@ -2,6 +2,10 @@
 
 import dataclasses
 
+import jax
+import numpy as np
+from flax import nnx
+
 from models.networks.description import (
   AttentionSpec,
   DenseSpec,
@@ -11,6 +15,7 @@ from models.networks.description import (
 )
 from models.networks.mixture import Mixture
 from models.networks.rope import Rope
+from models.networks.transformer import Transformer
 
 
 def alter(config, *, num_layers=None, windows=None, **changes):
@@ -45,6 +50,15 @@ def alter(config, *, num_layers=None, windows=None, **changes):
   config = dataclasses.replace(put(config), layers=tuple(layers))
   assert not unknown, unknown
   return config
+
+
+def random_module(config):
+  """A module all of whose parameters are random and matter."""
+  module = Transformer(config, rngs=nnx.Rngs(0))
+  rng = np.random.default_rng(1)
+  noise = lambda x: x + 0.2 * rng.standard_normal(x.shape).astype(x.dtype)
+  nnx.update(module, jax.tree.map(noise, nnx.state(module)))
+  return module
 
 
 def layers(

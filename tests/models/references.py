@@ -285,6 +285,16 @@ def logits(model, tokens):
     return model(torch.tensor(tokens), use_cache=False).logits.float().numpy()
 
 
+def generated(model, prompt, *, count):
+  """The prompt `i[T]` and as many tokens, greedily, in NumPy."""
+  prompt = torch.tensor(prompt)[None]
+  made = model.generate(
+    prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=count,
+    do_sample=False, eos_token_id=None, pad_token_id=0,
+  )  # fmt: skip
+  return made[0].numpy()
+
+
 def relative_error(actual, expected):
   return np.abs(np.asarray(actual) - expected).max() / np.abs(expected).max()
 

@@ -26,13 +26,19 @@ WARPS = {
   "top_k": dict(top_k=2),
   "greedy": dict(temperature=0.0),
 }
+# Of whole rounds.
+LIMIT, VOCAB = 1e-10, 3
+TARGET = toys.table(VOCAB, seed=0).astype(np.float64)
+DRAFT = toys.near(TARGET, noise=1.0, seed=1).astype(np.float64)
+CHAIN, PATHS = tree_lib.chain(2), tree_lib.paths(2, 2)
+FAMILY = Tree((-1, 0, 0, 1, 1))
 TREES = {
   "root": tree_lib.chain(0),
   "chain1": tree_lib.chain(1),
   "chain3": tree_lib.chain(3),
-  "paths2x2": tree_lib.paths(2, 2),
+  "paths2x2": PATHS,
   "paths1x3": tree_lib.paths(1, 3),
-  "uneven": Tree((-1, 0, 0, 1, 1)),
+  "uneven": FAMILY,
   # Equal siblings of which only the second goes on.
   "late": Tree((-1, 0, 0, 2)),
   # Children in another order than their parents.

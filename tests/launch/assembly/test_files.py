@@ -5,9 +5,8 @@ import json
 import jax
 import numpy as np
 import pytest
-from absl.testing import flagsaver
+from commands import execute
 
-from launch import cli as command_line
 from launch import decode
 from launch.assembly import files
 from launch.tools import corpus_index
@@ -16,11 +15,6 @@ from specjax.drafters.shared import corpus
 
 EMBEDDED = "configs/embedded.py"
 TARGET = "models/pretrained/target"
-
-
-def index(*args):
-  with flagsaver.flagsaver():
-    return command_line.execute(corpus_index.run, ["test", *map(str, args)])
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +28,7 @@ def made(tmp_path_factory):
   (root / "in" / ".hidden").write_text("nobody")
   output = root / "index.safetensors"
   flags = (f"--target={TARGET}", f"--output={output}")
-  assert index(f"--input={root / 'in'}", *flags) == 0
+  assert execute(corpus_index.run, f"--input={root / 'in'}", *flags) == 0
   return root, output
 
 

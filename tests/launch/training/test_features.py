@@ -2,15 +2,13 @@
 
 import json
 
-import files
 import jax
 import numpy as np
 import pytest
-from absl.testing import flagsaver
+from commands import execute
 from flax import nnx
 
 from configs import train_head
-from launch import cli
 from launch.tools import features as store
 from launch.training import data, features, head_loss
 from launch.training.head_loss import Loss, Vocabulary
@@ -20,21 +18,14 @@ V, WORDS, DEPTH, LENGTH = 4096, 64, 2, 24
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory):
-  return files.make_checkpoint(tmp_path_factory.mktemp("target"))
-
-
-@pytest.fixture(scope="module")
 def stored(texts, target, tmp_path_factory):
   folder = tmp_path_factory.mktemp("stored") / "features"
-  with flagsaver.flagsaver():
-    assert cli.execute(
-      store.run,
-      ["test", "--config=configs/train_head.py:eagle3",
-       f"--config.target={target}", f"--config.dataset={texts}",
-       "--config.head.layers=(0,1)", f"--config.sequence_length={LENGTH}",
-       "--config.batch_size=4", f"--output={folder}"],
-    ) == 0  # fmt: skip
+  assert execute(
+    store.run, "--config=configs/train_head.py:eagle3",
+    f"--config.target={target}", f"--config.dataset={texts}",
+    "--config.head.layers=(0,1)", f"--config.sequence_length={LENGTH}",
+    "--config.batch_size=4", f"--output={folder}",
+  ) == 0  # fmt: skip
   return folder
 
 

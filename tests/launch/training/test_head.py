@@ -1,6 +1,5 @@
 """`launch.train` of heads: runs that resume, heads that draft."""
 
-import json
 import shutil
 
 import files
@@ -8,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import flagsaver
+from commands import execute
 from flax import nnx
 
 from configs import huggingface, train_head
-from launch import cli, prompts, train
+from launch import prompts, train
 from launch.assembly import pair
 from launch.training import head, head_loss
 from launch.training.run import Run
@@ -21,11 +20,6 @@ from specjax.runtime.requests import make_batches
 from specjax.warp import make_sampling
 
 V, WORDS, DEPTH = 4096, 64, 3
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-  return files.make_checkpoint(tmp_path_factory.mktemp("target"))
 
 
 def tiny(texts, target, kind="eagle3", **changes):
@@ -49,11 +43,6 @@ def tiny(texts, target, kind="eagle3", **changes):
     config.head.num_layers, config.head.layers = 2, (0, 1)
   config.update(changes)
   return config
-
-
-def records(folder):
-  lines = (folder / "metrics.jsonl").read_text().splitlines()
-  return [json.loads(line) for line in lines]
 
 
 # ------------------------------------------------------------- the vocabulary
@@ -105,14 +94,18 @@ def train_twice(config, root):
   return dict(root=root, whole=whole, resumed=resumed, config=config)
 
 
+def assert_learned(folder, name):
+  first, last = (x[name] for x in files.metrics(folder, name))
+  assert last < first
+
+
 def test_a_run_goes_on_to_the_same_head(trained, texts, target):
   both = (nnx.state(trained[name]) for name in ("whole", "resumed"))
   jax.tree.map(np.testing.assert_array_equal, *both)
-  actual = records(trained["root"] / "resumed")
-  losses = [r["forward_kl_loss"] for r in actual if "forward_kl_loss" in r]
-  assert len(losses) == 2
-  assert losses[1] < losses[0]
-  first, last = (r for r in actual if "validation_accepted_1" in r)
+  assert_learned(trained["root"] / "resumed", "forward_kl_loss")
+  first, last = files.metrics(
+    trained["root"] / "resumed", "validation_accepted_1"
+  )
   assert first["step"] == 0
   assert last["validation_accepted_1"] > first["validation_accepted_1"]
   # An exported head keeps its vocabulary where another training goes on.
@@ -129,8 +122,7 @@ def test_resumed_blocks_begin_where_they_would_have(blocks):
   jax.tree.map(np.testing.assert_array_equal, *both)
   first, last = (
     [r[f"validation_accepted_{j}"] for j in range(1, DEPTH + 1)]
-    for r in records(blocks["root"] / "resumed")
-    if "validation_accepted_1" in r
+    for r in files.metrics(blocks["root"] / "resumed", "validation_accepted_1")
   )
   assert all(0 < x < 1 for x in first)
   assert last[0] > first[0]
@@ -237,9 +229,7 @@ def test_heads_of_2026_learn_and_draft(kind, texts, target, plain, tmp_path):
   run = Run(config, str(tmp_path / "run"))
   trained, finished = run.train()
   assert finished
-  name = f"{config.objective}_loss"
-  losses = [r[name] for r in records(tmp_path / "run") if name in r]
-  assert losses[1] < losses[0]
+  assert_learned(tmp_path / "run", f"{config.objective}_loss")
   before, after = (
     dict(nnx.to_flat_state(nnx.state(x))) for x in (run.task.first, trained)
   )
@@ -272,11 +262,6 @@ def test_the_trained_head_decodes_and_nothing_is_lost(trained, target, plain):
     np.testing.assert_array_equal(actual, saved.astype(jnp.float32))
 
 
-def command_line(*args):
-  with flagsaver.flagsaver():
-    return cli.execute(train.run, ["train", *args])
-
-
 @pytest.mark.parametrize(
   "kind",
   ["medusa", "mtp",
@@ -294,8 +279,6 @@ def test_every_kind_is_trained_by_the_command(
   folder.mkdir()
   (folder / "config.json").write_text(config.to_json_best_effort())
   export = tmp_path / "head"
-  assert command_line(f"--workdir={folder}", f"--export={export}") == 0
-  actual = records(folder)
-  losses = [r["forward_kl_loss"] for r in actual if "forward_kl_loss" in r]
-  assert losses[-1] < losses[0]
+  assert execute(train.run, f"--workdir={folder}", f"--export={export}") == 0
+  assert_learned(folder, "forward_kl_loss")
   assert decoded(target, f"{kind}('{export}', tokens={DEPTH})") == plain

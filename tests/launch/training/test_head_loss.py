@@ -1,6 +1,5 @@
 """The loss of a head, and what is measured of it, against sums in NumPy."""
 
-import files
 import jax
 import numpy as np
 import pytest
@@ -20,9 +19,7 @@ PLACES = np.array([[7, 0, 3, 9, 5, 1], [0, 8, 3, 6, 2, 7]], np.int32)
 
 
 @pytest.fixture(scope="module")
-def module(tmp_path_factory):
-  """A target."""
-  target = files.make_checkpoint(tmp_path_factory.mktemp("target"))
+def module(target):
   return checkpoints.load_module(target)
 
 

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import flagsaver
+from commands import execute
 from flax import nnx
 
-from launch import cli, decode, train
+from launch import decode, train
 from launch.training import t5
 from models.networks import specdec
 from models.networks.specdec import BlockConfig, BlockDrafter
@@ -30,14 +30,9 @@ def folder(tmp_path_factory):
   return folder
 
 
-def run(command, *args):
-  with flagsaver.flagsaver():
-    return cli.execute(command, ["test", *args])
-
-
 def test_what_is_trained_decodes_and_a_block_drafts_for_it(folder, tmp_path):
   for name in ("tiny", "tiny_block"):
-    assert run(
+    assert execute(
       train.run, f"--config=configs/train_t5.py:{name},{folder}",
       f"--workdir={tmp_path / name}-run", f"--export={tmp_path / name}",
     ) == 0  # fmt: skip
@@ -51,7 +46,7 @@ def test_what_is_trained_decodes_and_a_block_drafts_for_it(folder, tmp_path):
                 "--config.rule=top_beta(beta=1, tau=3.0)"]),
   ):  # fmt: skip
     out = tmp_path / f"{name}.jsonl"
-    assert run(
+    assert execute(
       decode.run, f"--config=configs/t5.py:target={tmp_path / 'tiny'},"
       f"draft={tmp_path / 'tiny_block'}", "--config.drafter=specdec(tokens=4)",
       "--config.max_new_tokens=8", "--config.batch_size=30", *more,

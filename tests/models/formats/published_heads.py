@@ -30,18 +30,30 @@ LAYER_JSON = dict(
 IDS = np.array([1, 4, 5, 9, 12])
 
 
-def layer(prefix, *, read):
-  """The tensors of one layer; `read` channels go into its attention."""
-  return {
-    f"{prefix}.self_attn.q_proj.weight": random(2 * D, read),
-    f"{prefix}.self_attn.k_proj.weight": random(D, read),
-    f"{prefix}.self_attn.v_proj.weight": random(D, read),
-    f"{prefix}.self_attn.o_proj.weight": random(H, 2 * D),
-    f"{prefix}.mlp.gate_proj.weight": random(MLP, H),
-    f"{prefix}.mlp.up_proj.weight": random(MLP, H),
-    f"{prefix}.mlp.down_proj.weight": random(H, MLP),
-    f"{prefix}.post_attention_layernorm.weight": random(H),
+def layer_shapes(
+  prefix, *, read, heads=2, kv_heads=1, mlp=MLP, qk_norm=False, biases=False
+):
+  """A layer's tensors; `read` channels go into its attention."""
+  of_parts = {
+    "self_attn.q_proj.weight": (heads * D, read),
+    "self_attn.k_proj.weight": (kv_heads * D, read),
+    "self_attn.v_proj.weight": (kv_heads * D, read),
+    "self_attn.o_proj.weight": (H, heads * D),
+    "mlp.gate_proj.weight": (mlp, H),
+    "mlp.up_proj.weight": (mlp, H),
+    "mlp.down_proj.weight": (H, mlp),
+    "post_attention_layernorm.weight": (H,),
   }
+  if qk_norm:
+    of_parts |= {f"self_attn.{n}_norm.weight": (D,) for n in "qk"}
+  if biases:
+    sizes = dict(q=heads * D, k=kv_heads * D, v=kv_heads * D, o=H)
+    of_parts |= {f"self_attn.{n}_proj.bias": (sizes[n],) for n in sizes}
+  return {f"{prefix}.{part}": shape for part, shape in of_parts.items()}
+
+
+def layer(prefix, **more):
+  return {k: random(*s) for k, s in layer_shapes(prefix, **more).items()}
 
 
 def eagle3(prefix="midlayer", *, num_fused=3, **more):
@@ -223,6 +235,8 @@ class Published:
     windows: of layers, by their numbers.
   """
 
+  eps, theta = 1e-5, 10_000.0
+
   def __init__(self, name):
     self.settings, tensors, self.kind, _ = FORMATS[name]
     self.windows = {0: 2} if name == "speculators 0.9" else {}
@@ -232,10 +246,11 @@ class Published:
     }
 
   def norm(self, name, x):
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * self.w[name]
+    size = np.sqrt((x**2).mean(-1, keepdims=True) + self.eps)
+    return x / size * self.w[f"{name}.weight"]
 
   def rotated(self, x, position):
-    angle = position * 10_000.0 ** (-np.arange(0, D, 2) / D)
+    angle = position * self.theta ** (-np.arange(0, D, 2) / D)
     a, b = np.split(x, 2, axis=-1)
     cos, sin = np.cos(angle), np.sin(angle)
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
@@ -243,38 +258,52 @@ class Published:
   def linear(self, name, x):
     return x @ self.w[f"{name}.weight"].T + self.w.get(f"{name}.bias", 0)
 
+  def attention(self, here, x, context, sees):
+    """Of tokens after a context; token t sees place s if `sees(t, s)`."""
+    every, count = np.concatenate([context, x]), len(context)
+    q = self.heads(f"{here}self_attn.q", x)
+    k = self.heads(f"{here}self_attn.k", every)
+    v = self.heads(f"{here}self_attn.v", every)
+    k = np.stack([self.rotated(y, s) for s, y in enumerate(k)])
+    mixed = np.zeros(q.shape)
+    for t, queries in enumerate(q):
+      seen = np.array([s for s in range(len(k)) if sees(t, s)])
+      for head, query in enumerate(self.rotated(queries, count + t)):
+        group = head * k.shape[1] // len(queries)
+        score = k[seen, group] @ query / np.sqrt(D)
+        weight = np.exp(score - score.max())
+        mixed[t, head] = weight / weight.sum() @ v[seen, group]
+    return self.linear(f"{here}self_attn.o_proj", mixed.reshape(len(x), -1))
+
+  def heads(self, name, x):
+    """Queries, keys or values, normed if there is a norm of them."""
+    y = self.linear(f"{name}_proj", x).reshape(len(x), -1, D)
+    has_norm = f"{name}_norm.weight" in self.w
+    return self.norm(f"{name}_norm", y) if has_norm else y
+
+  def feed_forward(self, here, x):
+    gate = self.linear(f"{here}mlp.gate_proj", x)
+    up = self.linear(f"{here}mlp.up_proj", x)
+    return self.linear(f"{here}mlp.down_proj", gate / (1 + np.exp(-gate)) * up)
+
   def layer(self, read, residual, number=0):
     """Attention over what is read, then the feed-forward part."""
     here = f"layers.{number}."
-    of = lambda name: self.linear(f"{here}self_attn.{name}_proj", read)
-    q, k, v = (of(n).reshape(len(read), -1, D) for n in "qkv")
-    mixed = np.zeros((len(read), 2 * D))
-    for t in range(len(read)):
-      for head in range(2):  # both read the one key/value head
-        query = self.rotated(q[t, head], t)
-        first = max(0, t + 1 - self.windows.get(number, t + 1))
-        near = range(first, t + 1)
-        score = np.array([query @ self.rotated(k[s, 0], s) for s in near])
-        weight = np.exp((score - score.max()) / np.sqrt(D))
-        weight /= weight.sum()
-        mixed[t, head * D : (head + 1) * D] = weight @ v[first : t + 1, 0]
-    x = residual + self.linear(f"{here}self_attn.o_proj", mixed)
-    y = self.norm(f"{here}post_attention_layernorm.weight", x)
-    gate = self.linear(f"{here}mlp.gate_proj", y)
-    up = self.linear(f"{here}mlp.up_proj", y)
-    return x + self.linear(
-      f"{here}mlp.down_proj", gate / (1 + np.exp(-gate)) * up
-    )
+    window = self.windows.get(number, len(read))
+    sees = lambda t, s: t - window < s <= t
+    x = residual + self.attention(here, read, read[:0], sees)
+    normed = self.norm(f"{here}post_attention_layernorm", x)
+    return x + self.feed_forward(here, normed)
 
   def fuse(self, features):
     """What stands beside the tokens, of the target's features."""
     if self.kind == "eagle":
       return features
     if "input_norm.weight" in self.w:
-      features = self.norm("input_norm.weight", features)
+      features = self.norm("input_norm", features)
     if "fc_norm.0.weight" in self.w:
       parts = np.split(features, features.shape[-1] // H, axis=-1)
-      parts = [self.norm(f"fc_norm.{i}.weight", x) for i, x in enumerate(parts)]
+      parts = [self.norm(f"fc_norm.{i}", x) for i, x in enumerate(parts)]
       features = np.concatenate(parts, axis=-1)
     return self.linear("fc", features)
 
@@ -285,16 +314,16 @@ class Published:
       x = self.linear("fc", np.concatenate([embedding, hidden], axis=-1))
       x = self.layer(x, x)
       return x @ OUTPUT.T, x
-    normed = self.norm("layers.0.hidden_norm.weight", hidden)
-    embedding = self.norm("layers.0.input_layernorm.weight", embedding)
+    normed = self.norm("layers.0.hidden_norm", hidden)
+    embedding = self.norm("layers.0.input_layernorm", embedding)
     read = np.concatenate([embedding, normed], axis=-1)
     before = self.settings.get("norm_before_residual", False)
     x = self.layer(read, normed if before else hidden)
     number = 1
-    while (name := f"layers.{number}.input_layernorm.weight") in self.w:
+    while (name := f"layers.{number}.input_layernorm") + ".weight" in self.w:
       x = self.layer(self.norm(name, x), x, number)
       number += 1
-    out = self.norm("norm.weight", x)
+    out = self.norm("norm", x)
     logits = all_logits = out @ self.w["lm_head.weight"].T
     if "d2t" in self.w:
       logits = np.full((len(x), V), -np.inf)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import references
 import several
-import torch
 from references import MODELS, TOKENS
 
 from models.formats import huggingface, loading
@@ -44,14 +43,8 @@ def test_greedy_speculation_over_a_tree_says_what_generate_says(saved, name):
   assert int(state.counters.num_accepted.sum()) > 0
   theirs = references.read(path)
   for row, length in enumerate(lengths):
-    prompt = torch.tensor(TOKENS[row : row + 1, :length])
-    made = theirs.generate(
-      prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=14,
-      do_sample=False, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    np.testing.assert_array_equal(
-      state.tokens[row, : length + 14], made[0].numpy()
-    )
+    made = references.generated(theirs, TOKENS[row, :length], count=14)
+    np.testing.assert_array_equal(state.tokens[row, : length + 14], made)
 
 
 def guessing(texts, shape):
@@ -84,12 +77,8 @@ def test_a_hybrid_says_what_generate_says_plain_and_over_a_tree(saved, name):
   theirs, lengths = references.read(path), np.array([2, 6, 4])
   texts = np.zeros((3, 30), np.int32)
   for row, length in enumerate(lengths):
-    prompt = torch.tensor(TOKENS[row : row + 1, :length])
-    made = theirs.generate(
-      prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=14,
-      do_sample=False, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    texts[row, : length + 14] = made[0].numpy()
+    made = references.generated(theirs, TOKENS[row, :length], count=14)
+    texts[row, : length + 14] = made
   shape = tree.Tree((-1, 0, 0, 1, 1, 2))
   for drafter in (None, guessing(texts, shape)):
     decoder = decode.make_decoder(

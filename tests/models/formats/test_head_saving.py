@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from flax import nnx
+from published_heads import IDS, V, layer_shapes
 
 from models import head_shapes, head_starts
 from models.formats import head_checkpoints, head_saving
@@ -28,8 +29,6 @@ from models.networks.eagle import EagleConfig
 from models.networks.mtp import MtpConfig
 from models.networks.transformer import FINAL, Transformer
 
-V = 13
-IDS = np.array([1, 4, 5, 9, 12], np.int32)
 CONFIG = llama_config(
   vocab_size=V, embed_dim=8, num_layers=4, num_heads=2, num_kv_heads=1,
   head_dim=6, mlp_dim=12, max_positions=32, rope_theta=500.0,
@@ -89,24 +88,7 @@ BIASED = {
 READS = {"eagle3": (0, 1, 3), "p_eagle": (0, 1, 3), "dflash": (1, 3)}
 
 
-def layer_of(name, *, read=8, qk_norm=False, biases=False, mlp=12):
-  """A layer's tensors; read: channels that attention reads."""
-  actual = {
-    "self_attn.q_proj.weight": (12, read),
-    "self_attn.k_proj.weight": (6, read),
-    "self_attn.v_proj.weight": (6, read),
-    "self_attn.o_proj.weight": (8, 12),
-    "post_attention_layernorm.weight": (8,),
-    "mlp.gate_proj.weight": (mlp, 8),
-    "mlp.up_proj.weight": (mlp, 8),
-    "mlp.down_proj.weight": (8, mlp),
-  }
-  if qk_norm:
-    actual |= {f"self_attn.{n}_norm.weight": (6,) for n in "qk"}
-  if biases:
-    sizes = dict(q=12, k=6, v=6, o=8)
-    actual |= {f"self_attn.{n}_proj.bias": (sizes[n],) for n in sizes}
-  return {f"{name}.{part}": shape for part, shape in actual.items()}
+layer_of = functools.partial(layer_shapes, read=8, mlp=12)
 
 
 def first_of(name, **more):

@@ -16,7 +16,6 @@ from models import tokenizers
 from models.formats import huggingface, loading
 from models.networks.description import llama_config
 from models.networks.rope import Rope, RopeScaling
-from models.networks.transformer import Transformer
 
 SMALL = llama_config(
   vocab_size=VOCAB, embed_dim=32, num_layers=2, num_heads=4, num_kv_heads=2,
@@ -26,11 +25,7 @@ SMALL = llama_config(
 
 def make_module(**changes):
   """A Llama whose biases and scales are random too."""
-  module = Transformer(described.alter(SMALL, **changes), rngs=nnx.Rngs(0))
-  rng = np.random.default_rng(1)
-  noise = lambda x: x + 0.2 * rng.standard_normal(x.shape).astype(x.dtype)
-  nnx.update(module, jax.tree.map(noise, nnx.state(module)))
-  return module
+  return described.random_module(described.alter(SMALL, **changes))
 
 
 def contents(directory):

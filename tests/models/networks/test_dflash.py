@@ -1,68 +1,31 @@
 """Heads that draft blocks against a slow forward in NumPy, by published names.
 
 DFlash's, JetSpec's, which is causal, and DSpark's with its Markov head.
-
-The reference attends over a whole context and a block at once, without a cache.
 """
-
-import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import published_blocks
 import pytest
 import safetensors.numpy
+from published_blocks import BLOCK, LAYERS_JSON, MASK, TENSORS
+from published_heads import IDS, OUTPUT, TARGET, H, V
 
 from models.formats import head_checkpoints, head_saving
-from models.formats.head_checkpoints import Target
 
-H, V, MLP, D, HEADS, KV, LAYERS, BLOCK, MASK = 8, 13, 10, 6, 4, 2, 2, 4, 11
-THETA, EPS, N = 5_000.0, 1e-3, 9
-RNG = np.random.default_rng(0)
-random = lambda *shape: RNG.standard_normal(shape).astype(np.float32)
-OUTPUT = random(V, H)
-TARGET = Target(
-  num_layers=N, embed_dim=H, vocab_size=V, embedding=random(V, H),
-  output=OUTPUT,
-)  # fmt: skip
-CONFIG = dict(
-  model_type="qwen3", architectures=["DFlashDraftModel"], hidden_size=H,
-  intermediate_size=MLP, num_attention_heads=HEADS, num_key_value_heads=KV,
-  num_hidden_layers=LAYERS, vocab_size=V, rms_norm_eps=EPS, hidden_act="silu",
-  head_dim=D, max_position_embeddings=64, rope_theta=THETA, block_size=BLOCK,
-  tie_word_embeddings=False, num_target_layers=N,
-  layer_types=["full_attention"] * LAYERS,
+random = published_blocks.numbers(1)
+CONFIG = LAYERS_JSON | dict(
+  architectures=["DFlashDraftModel"], block_size=BLOCK,
+  num_target_layers=TARGET.num_layers,
   dflash_config={"mask_token_id": MASK, "target_layer_ids": [1, 4, 6]},
 )  # fmt: skip
-
-
-def tensors_of(count=LAYERS):
-  actual = {
-    "fc.weight": random(H, 3 * H), "hidden_norm.weight": 1 + random(H),
-    "norm.weight": 1 + random(H),
-  }  # fmt: skip
-  for i in range(count):
-    shapes = {
-      "self_attn.q_proj": (HEADS * D, H), "self_attn.k_proj": (KV * D, H),
-      "self_attn.v_proj": (KV * D, H), "self_attn.o_proj": (H, HEADS * D),
-      "self_attn.q_norm": (D,), "self_attn.k_norm": (D,),
-      "input_layernorm": (H,), "post_attention_layernorm": (H,),
-      "mlp.gate_proj": (MLP, H), "mlp.up_proj": (MLP, H),
-      "mlp.down_proj": (H, MLP),
-    }  # fmt: skip
-    actual |= {f"layers.{i}.{k}.weight": random(*s) for k, s in shapes.items()}
-  return actual
-
-
-TENSORS = tensors_of()
+states = published_blocks.Block(TENSORS).states
 
 
 def write(path, *, config=CONFIG, drop=(), **more):
-  path.mkdir()
-  (path / "config.json").write_text(json.dumps(config))
-  kept = {k: v for k, v in {**TENSORS, **more}.items() if k not in drop}
-  safetensors.numpy.save_file(kept, path / "model.safetensors")
-  return str(path)
+  kept = {k: v for k, v in (TENSORS | more).items() if k not in drop}
+  return published_blocks.write(path, config, kept)
 
 
 @pytest.fixture(scope="module")
@@ -72,61 +35,9 @@ def head(tmp_path_factory):
   )
 
 
-def norm(x, name):
-  return x / np.sqrt((x**2).mean(-1, keepdims=True) + EPS) * TENSORS[name]
-
-
-def rotated(x, position):  # [heads, D]
-  angle = position * THETA ** (-np.arange(0, D, 2) / D)
-  a, b = np.split(x, 2, axis=-1)
-  cos, sin = np.cos(angle), np.sin(angle)
-  return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-
-
-def reference(features, newest, sees=lambda i, t, s: True):
+def reference(features, newest, *sees):
   """The logits of a block's masks after a row's features `[T, F]`."""
-  return (states(features, newest, sees) @ OUTPUT.T)[1:]
-
-
-def states(features, newest, sees=lambda i, t, s: True):
-  """What the output projection reads, the newest token's row among it.
-
-  Token t of the block sees what stands at position s if `sees(layer, t, s)`.
-  """
-  context = norm(features @ TENSORS["fc.weight"].T, "hidden_norm.weight")
-  x = TARGET.embedding[[newest] + [MASK] * (BLOCK - 1)]
-  count = len(features)
-  for i in range(LAYERS):
-    of = lambda name, y, i=i: y @ TENSORS[f"layers.{i}.{name}.weight"].T
-    normed = norm(x, f"layers.{i}.input_layernorm.weight")
-    read = np.concatenate([context, normed])
-    heads = lambda y: y.reshape(len(y), -1, D)
-    q = norm(
-      heads(of("self_attn.q_proj", normed)),
-      f"layers.{i}.self_attn.q_norm.weight",
-    )
-    k = norm(
-      heads(of("self_attn.k_proj", read)), f"layers.{i}.self_attn.k_norm.weight"
-    )
-    v = heads(of("self_attn.v_proj", read))
-    q = [rotated(y, count + t) for t, y in enumerate(q)]
-    k = np.stack([rotated(y, t) for t, y in enumerate(k)])
-    mixed = []
-    for t, query in enumerate(q):
-      each = []
-      seen = np.array([sees(i, t, s) for s in range(len(k))])
-      for h in range(HEADS):
-        score = k[:, h // (HEADS // KV)] @ query[h] / np.sqrt(D)
-        weight = np.exp(score - score.max()) * seen
-        each.append(weight / weight.sum() @ v[:, h // (HEADS // KV)])
-      mixed.append(np.concatenate(each))
-    x = x + of("self_attn.o_proj", np.stack(mixed))
-    y = norm(x, f"layers.{i}.post_attention_layernorm.weight")
-    gate = of("mlp.gate_proj", y)
-    x = x + of(
-      "mlp.down_proj", gate / (1 + np.exp(-gate)) * of("mlp.up_proj", y)
-    )
-  return norm(x, "norm.weight")
+  return (states(features, newest, *sees) @ OUTPUT.T)[1:]
 
 
 def test_a_block_is_the_formulas_by_published_names(head):
@@ -157,13 +68,7 @@ def test_the_first_token_of_a_text_has_a_block_too(head):
   np.testing.assert_allclose(actual[0], expected, atol=2e-3, rtol=2e-3)
 
 
-IDS = np.array([1, 4, 5, 9, 12])
 WORDS = {"lm_head.weight": random(len(IDS), H), "d2t": IDS - np.arange(5)}
-LAYERS_JSON = {
-  k: v for k, v in CONFIG.items()
-  if k not in ("block_size", "dflash_config", "num_target_layers",
-               "architectures")
-}  # fmt: skip
 SPECULATORS = dict(
   speculators_model_type="dflash", architectures=["DFlashSpeculator"],
   transformer_layer_config=LAYERS_JSON, draft_vocab_size=len(IDS),
@@ -180,9 +85,7 @@ def test_a_block_of_speculators_has_words_of_its_own(head, tmp_path):
   assert (few.kind, few.features) == (head.kind, head.features)
   model, params = few.functions()
   actual, _ = model.predict(params, jnp.array([[2]]), model.init_cache(1, 8))
-  hidden = np.linalg.lstsq(
-    OUTPUT, reference(np.zeros((0, 3 * H)), 2).T, rcond=None
-  )[0].T  # what the target's rows were multiplied with
+  hidden = states(np.zeros((0, 3 * H)), 2)[1:]
   expected = np.full((BLOCK - 1, V), -np.inf)
   expected[:, IDS] = hidden @ WORDS["lm_head.weight"].T
   np.testing.assert_allclose(actual[0], expected, atol=2e-3, rtol=2e-3)
@@ -199,7 +102,7 @@ OF_DFLASH = lambda **changes: CHANGED(
   [
     (dict(drop=["fc.weight"]), "missing: fc.weight"),
     (OF_DFLASH(projector_type="domino"), "settings: projector_type"),
-    (OF_DFLASH(target_layer_ids=[1, 8]), "not all layers of a target with 9"),
+    (OF_DFLASH(target_layer_ids=[1, 11]), "not all layers of a target with 12"),
     (OF_DFLASH(block_size=5), "and dflash_config.block_size must agree, got"),
     (OF_DFLASH(causal=True, causal_head=False), "causal_head must agree"),
   ],

@@ -101,6 +101,23 @@ DRAWN = {
 }
 
 
+def after_three_rounds(decoder, params):
+  """A state, and the law that the next round's tokens have there.
+
+  Asserts that they have the target's.
+  """
+  state = decoder.init(
+    params, np.array([[1, 0, 1, 1]]), [4], jax.random.key(0),
+    buffer_length=20, max_new_tokens=16,
+  )  # fmt: skip
+  state = jax.jit(decoder.steps)(params, state, 3)
+  assert not state.done.any()
+  law, expected = exact.round_law(decoder, params, state)
+  assert law.output.sum() == pytest.approx(1, abs=1e-9)
+  assert np.abs(law.output - expected).max() < 1e-10
+  return state, expected
+
+
 def test_no_rule_is_left_out():
   every = map(rules.get, rules.RULES)
   summed = {r.name for r in every if r.lossless and not r.with_noise}
@@ -117,16 +134,8 @@ def test_no_rule_is_left_out():
 def test_a_round_has_the_targets_law(rule):
   tree, siblings = DRAWN[rule]
   decoder, params = decoder_of(tree, rule, siblings=siblings)
-  state = decoder.init(
-    params, np.array([[1, 0, 1, 1]]), [4], jax.random.key(0),
-    buffer_length=20, max_new_tokens=16,
-  )  # fmt: skip
-  state = jax.jit(decoder.steps)(params, state, 3)
-  assert not state.done.any()
+  state, expected = after_three_rounds(decoder, params)
   assert state.length[0] > 7
-  law, expected = exact.round_law(decoder, params, state)
-  assert law.output.sum() == pytest.approx(1, abs=1e-9)
-  assert np.abs(law.output - expected).max() < 1e-10
   # And the state's idea of the text is that of one pass over all of it.
   text = np.concatenate([state.tokens[0, : state.length[0]], [0] * 2])
   logits = forward(text[None])[0, state.length[0] - 1]
@@ -157,15 +166,8 @@ def test_a_round_with_an_mtp_head_has_the_targets_law(tree, rule, num_depths):
     rule=rule,
   )
   params = specjax.Params(target=target, draft=head_params)
-  state = decoder.init(
-    params, np.array([[1, 0, 1, 1]]), [4], jax.random.key(0),
-    buffer_length=20, max_new_tokens=16,
-  )  # fmt: skip
-  state = jax.jit(decoder.steps)(params, state, 3)
-  assert not state.done.any()
+  state, _ = after_three_rounds(decoder, params)
   assert state.counters.num_accepted[0] > 0
-  law, expected = exact.round_law(decoder, params, state)
-  assert np.abs(law.output - expected).max() < 1e-10
 
 
 def forward(tokens):
@@ -177,6 +179,26 @@ def forward(tokens):
 @jax.jit
 def _forward(params, tokens):
   return nnx.merge(nnx.graphdef(hybrid()), params)(tokens)[0].logits
+
+
+PROMPTS = np.random.default_rng(0).integers(0, VOCAB, (ROWS, 11))
+
+
+def ragged(decoder, params, *, length, budgets):
+  return decoder.init(
+    params, PROMPTS, np.array([11, 1, 6]), jax.random.key(1),
+    buffer_length=length, max_new_tokens=np.array(budgets),
+  )  # fmt: skip
+
+
+def refilled(decoder, params, state, *, more):
+  """Row 1 has another text, and row 0 goes on for `more` tokens."""
+  state = decoder.admit(
+    params, state, 1, PROMPTS[0, :9], 7, jax.random.key(2), max_new_tokens=8
+  )
+  return decoder.extend(
+    params, state, 0, np.array([1, 0]), 2, max_new_tokens=more
+  )
 
 
 def error_of_rows(state):
@@ -204,28 +226,20 @@ def test_ragged_rows_are_read_refilled_and_go_on(monkeypatch, tree, scanned):
     tree, "token" if tree.is_chain else "recursive", scanned=scanned,
     with_log_probs=True, num_refed=4,
   )  # fmt: skip
-  prompts = np.random.default_rng(0).integers(0, VOCAB, (ROWS, 11))
 
+  @jax.jit
   def begin(params):
-    state = decoder.init(
-      params, prompts, np.array([11, 1, 6]), jax.random.key(1),
-      buffer_length=24, max_new_tokens=np.array([9, 3, 13]),
-    )  # fmt: skip
+    state = ragged(decoder, params, length=24, budgets=(9, 3, 13))
     return decoder.generate(params, state)
 
-  state = jax.jit(begin)(params)
+  state = begin(params)
   assert error_of_rows(state) < 1e-10
 
+  @jax.jit
   def go_on(params, state):
-    state = decoder.admit(
-      params, state, 1, prompts[0, :9], 7, jax.random.key(2), max_new_tokens=8
-    )
-    state = decoder.extend(
-      params, state, 0, np.array([1, 0]), 2, max_new_tokens=2
-    )
-    return decoder.generate(params, state)
+    return decoder.generate(params, refilled(decoder, params, state, more=2))
 
-  state = jax.jit(go_on)(params, state)
+  state = go_on(params, state)
   assert [int(n) for n in state.prompt_length] == [22, 7, 6]
   assert error_of_rows(state) < 1e-10
 
@@ -290,37 +304,20 @@ def drafting_with_states(scale):
 
 def test_a_round_that_a_draft_with_states_proposes_has_the_targets_law():
   decoder, params = drafting_with_states(0.5)
-  state = decoder.init(
-    params, np.array([[1, 0, 1, 1]]), [4], jax.random.key(0),
-    buffer_length=20, max_new_tokens=16,
-  )  # fmt: skip
-  state = jax.jit(decoder.steps)(params, state, 3)
-  assert not state.done.any()
+  state, _ = after_three_rounds(decoder, params)
   accepted = state.counters.rank_accepted[0, 0]
   assert 0 < accepted < state.counters.num_drafted[0] - 0.01
-  law, expected = exact.round_law(decoder, params, state)
-  assert np.abs(law.output - expected).max() < 1e-10
 
 
 def test_a_draft_with_states_says_what_its_text_says(monkeypatch):
   """Also after tokens are taken back: all of the target's own is accepted."""
   monkeypatch.setattr(prefill, "_CHUNK", 4)
   decoder, params = drafting_with_states(1.0)
-  prompts = np.random.default_rng(0).integers(0, VOCAB, (ROWS, 11))
 
   def run(params):
-    state = decoder.init(
-      params, prompts, np.array([11, 1, 6]), jax.random.key(1),
-      buffer_length=60, max_new_tokens=np.array([12, 3, 16]),
-    )  # fmt: skip
+    state = ragged(decoder, params, length=60, budgets=(12, 3, 16))
     state = decoder.generate(params, state)
-    state = decoder.admit(
-      params, state, 1, prompts[0, :9], 7, jax.random.key(2), max_new_tokens=8
-    )
-    state = decoder.extend(
-      params, state, 0, np.array([1, 0]), 2, max_new_tokens=20
-    )
-    return decoder.steps(params, state, 3)
+    return decoder.steps(params, refilled(decoder, params, state, more=20), 3)
 
   state = jax.jit(run)(params)
   counters = state.counters

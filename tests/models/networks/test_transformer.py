@@ -58,19 +58,10 @@ DEPTH = (0, 1, 1, 2, 2, 2, 3)
 FEATURES = (0, 3, FINAL)  # the first layer's input, the last's output, normed
 
 
-def make_module(config):
-  """A module all of whose parameters are random and matter."""
-  module = Transformer(config, rngs=nnx.Rngs(0))
-  rng = np.random.default_rng(1)
-  noise = lambda x: x + 0.2 * rng.standard_normal(x.shape).astype(x.dtype)
-  nnx.update(module, jax.tree.map(noise, nnx.state(module)))
-  return module
-
-
 @functools.cache
 def make_model(name):
   """A module, its pure functions (compiled) and its parameters."""
-  module = make_module(CONFIGS[name])
+  module = described.random_module(CONFIGS[name])
   model, params = as_language_model(module, features=FEATURES)
   return module, dataclasses.replace(model, apply=jax.jit(model.apply)), params
 
@@ -254,7 +245,7 @@ def test_the_loop_updates_the_caches_in_place(
 def test_a_prompt_is_read_where_its_row_stands(is_stacked):
   """From another row on; no cache is copied, and no neighbor changes."""
   config = described.alter(CONFIGS["windows"], max_positions=400)
-  module = make_module(config)
+  module = described.random_module(config)
   model, params = as_language_model(module)
   if is_stacked:
     model = stacked.as_language_model(config)
@@ -324,8 +315,8 @@ def test_a_broken_slot_is_felt_by_those_who_see_it_and_nobody_else(
 
 
 def test_parameters_of_another_model_are_refused():
-  narrow = make_module(described.alter(LLAMA, embed_dim=16))
-  shallow = make_module(described.alter(LLAMA, num_layers=2))
+  narrow = described.random_module(described.alter(LLAMA, embed_dim=16))
+  shallow = described.random_module(described.alter(LLAMA, num_layers=2))
   model, _ = as_language_model(make_model("llama")[0])
   cache = model.init_cache(2, 24)
   with pytest.raises(ValueError, match=r"the 30 arrays.*got 21 \(are target"):
@@ -356,7 +347,7 @@ def test_logits_are_of_the_tokens_that_are_asked_for():
 def test_prefill_makes_no_logits_of_the_prompt():
   """Nor does it where nothing is jitted: they may be larger than all else."""
   config = described.alter(LLAMA, num_layers=1)
-  model, params = as_language_model(make_module(config))
+  model, params = as_language_model(described.random_module(config))
   drafter = drafters.model(model, tree=paths(2, 1), vocab_size=VOCAB)
   decoder = specjax.make_decoder(model, drafter=drafter)
   jaxpr = jax.make_jaxpr(

@@ -62,16 +62,6 @@ def test_laws_are_those_of_all_features_that_stand():
   assert says_what_it_should(DRAWN)
 
 
-def shifted(drafter):
-  """The feature of the token before, after a round."""
-
-  def commit(params, state, commit):
-    path = jnp.roll(commit.path, 1, axis=1)
-    return drafter.commit(params, state, dataclasses.replace(commit, path=path))
-
-  return dataclasses.replace(drafter, commit=commit)
-
-
 def keeps_its_block(drafter):
   """Features are not read: the block's own slots count as committed."""
 
@@ -82,7 +72,7 @@ def keeps_its_block(drafter):
   return dataclasses.replace(drafter, commit=commit)
 
 
-@pytest.mark.parametrize("mutant", [shifted, keeps_its_block])
+@pytest.mark.parametrize("mutant", [toy_heads.shifted, keeps_its_block])
 def test_wrong_features_and_slots_are_caught(mutant):
   assert not says_what_it_should(mutant(DRAWN))
 
@@ -94,7 +84,6 @@ def test_the_best_tree_is_that_of_the_product_of_the_laws():
     HEAD, tree=bound(size, 3, children), siblings="given", vocab_size=VOCAB
   )
   for state, draft in rounds(best, "match", 2):
-    topology = draft.topology()
     for row in np.flatnonzero(~np.asarray(state.done)):
       law = np.asarray(jax.nn.log_softmax(expected_logits(state, row)))
       paths, last = {}, {(): 0.0}
@@ -105,13 +94,7 @@ def test_the_best_tree_is_that_of_the_product_of_the_laws():
         }
         paths |= last
       wanted = sorted(paths, key=lambda p: -paths[p])[:size]
-      results = set()
-      for node in range(1, size + 1):
-        assert topology.present[row, node]
-        along = np.asarray(topology.paths[row, node])
-        along = along[1 : int(topology.depth[row, node]) + 1]
-        results.add(tuple(np.asarray(draft.tokens)[row, along].tolist()))
-      assert results == set(wanted)
+      assert toy_heads.paths_of(draft, row) == set(wanted)
 
 
 @pytest.mark.parametrize("size", [8, 11])

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toy_heads
 import toys
 from decoding import LENGTHS, PROMPTS, TARGET, VOCAB
 
@@ -92,23 +93,13 @@ def _kept_tree(drafter):
   return dataclasses.replace(drafter, commit=commit)
 
 
-def _shifted(drafter):
-  """A feature beside the token before the one that follows it."""
-
-  def commit(params, state, commit):
-    path = jnp.roll(commit.path, 1, axis=1)
-    return drafter.commit(params, state, dataclasses.replace(commit, path=path))
-
-  return dataclasses.replace(drafter, commit=commit)
-
-
 @pytest.mark.parametrize(
   "mutant",
-  [lambda: _kept_tree(DRAFTERS["tree"]), lambda: _shifted(DRAFTERS["tree"])],
+  [_kept_tree, toy_heads.shifted],
   ids=["the tree's cache is kept", "features shifted by one"],
 )
 def test_wrong_features_and_slots_are_caught(mutant):
-  assert not accepted_for_sure(mutant())
+  assert not accepted_for_sure(mutant(DRAFTERS["tree"]))
 
 
 def test_the_path_that_stands_is_fed_and_rows_without_one_know_what_they_knew():
@@ -259,15 +250,8 @@ def test_the_dynamic_tree_is_that_of_the_paper():
   state = jax.jit(decoder.steps)(NEAR, begun, jnp.int32(2))
   draft, *_ = jax.jit(decoder.propose)(NEAR, state)
   expected = reference_tree(state, NEAR, num_nodes=9, depth=4, top_k=3)
-  topology = draft.topology()
   for row in np.flatnonzero(~np.asarray(state.done)):
-    paths = set()
-    for node in range(1, drafter.tree.num_nodes):
-      if topology.present[row, node]:
-        along = np.asarray(topology.paths[row, node])
-        along = along[1 : int(topology.depth[row, node]) + 1]
-        paths.add(tuple(np.asarray(draft.tokens)[row, along].tolist()))
-    assert paths == expected[row]
+    assert toy_heads.paths_of(draft, row) == expected[row]
 
 
 def test_of_a_text_of_one_token_there_is_no_feature_yet():

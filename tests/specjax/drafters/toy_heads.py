@@ -37,6 +37,26 @@ def block_total(text, contexts: int) -> int:
   return (features * weights[:-1] % contexts).sum() + text[-1]
 
 
+def shifted(drafter: Drafter) -> Drafter:
+  """A mutant: a feature beside the token before the one that follows it."""
+
+  def commit(params, state, commit):
+    path = jnp.roll(commit.path, 1, axis=1)
+    return drafter.commit(params, state, dataclasses.replace(commit, path=path))
+
+  return dataclasses.replace(drafter, commit=commit)
+
+
+def paths_of(draft, row: int) -> set:
+  """The tokens after the root down to each node of a row's draft."""
+  topology, drafted = draft.topology(), set()
+  for node in np.flatnonzero(topology.present[row])[1:]:
+    along = np.asarray(topology.paths[row, node])
+    along = along[1 : int(topology.depth[row, node]) + 1]
+    drafted.add(tuple(np.asarray(draft.tokens)[row, along].tolist()))
+  return drafted
+
+
 def make(name: str, vocab_size: int) -> Drafter:
   """The drafter of that name; its parameters are one table.
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+from exact_cases import DRAFT, LIMIT, TARGET, VOCAB
 
 import specjax
 from specjax import drafters, exact
@@ -18,10 +19,7 @@ from specjax.tree import chain
 
 pytestmark = pytest.mark.usefixtures("x64")
 
-LIMIT = 1e-10
-VOCAB, DEPTH = 3, 3
-TARGET = toys.table(VOCAB, seed=0).astype(np.float64)
-DRAFT = toys.near(TARGET, noise=1.0, seed=1).astype(np.float64)
+DEPTH = 3
 MODEL = toys.table_model(VOCAB)
 
 POLICIES = {

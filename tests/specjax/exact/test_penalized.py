@@ -5,24 +5,23 @@ laws after each continuation as if all of it had been committed, so nothing of
 how paths are counted is in them.
 """
 
+import functools
+
 import exact_cases
 import forms
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+from exact_cases import CHAIN, DRAFT, FAMILY, LIMIT, PATHS, TARGET, VOCAB
 
 from specjax import drafters, penalties
-from specjax.siblings import IID, WITHOUT_REPLACEMENT
-from specjax.tree import Form, Tree, chain, paths
+from specjax.siblings import WITHOUT_REPLACEMENT
+from specjax.tree import Form
 
 pytestmark = pytest.mark.usefixtures("x64")
 
-LIMIT = 1e-10
-VOCAB = 3
-TARGET = toys.table(VOCAB, seed=0).astype(np.float64)
-DRAFT = toys.near(TARGET, noise=1.0, seed=1).astype(np.float64)
-CHAIN, PATHS, FAMILY = chain(2), paths(2, 2), Tree((-1, 0, 0, 1, 1))
+of_table = functools.partial(forms.table_drafter, VOCAB)
 
 # The text has two: `min_tokens` ends among those that are drafted.
 ALL = dict(
@@ -38,10 +37,6 @@ def error(drafter, rule, **more) -> float:
     drafter, rule, model=toys.table_model(VOCAB), target=TARGET, draft=DRAFT,
     text=(1, 0, 1, 0), completion=2, **more,
   )  # fmt: skip
-
-
-def of_table(tree, siblings=IID):
-  return forms.table_drafter(VOCAB, tree, siblings)
 
 
 CASES = {

@@ -7,29 +7,26 @@ fail.
 """
 
 import dataclasses
+import functools
 
 import exact_cases
 import forms
 import jax
 import jax.numpy as jnp
 import mutation
-import numpy as np
 import pytest
 import toys
+from exact_cases import CHAIN, DRAFT, FAMILY, LIMIT, PATHS, TARGET, VOCAB
 
 import specjax
 from specjax import exact
 from specjax import warp as warp_lib
 from specjax.siblings import IID, WITHOUT_REPLACEMENT
-from specjax.tree import Form, Tree, chain, paths
+from specjax.tree import Form, Tree
 
 pytestmark = pytest.mark.usefixtures("x64")
 
-LIMIT = 1e-10
-VOCAB = 3
-TARGET = toys.table(VOCAB, seed=0).astype(np.float64)
-DRAFT = toys.near(TARGET, noise=1.0, seed=1).astype(np.float64)
-CHAIN, PATHS, FAMILY = chain(2), paths(2, 2), Tree((-1, 0, 0, 1, 1))
+of_table = functools.partial(forms.table_drafter, VOCAB)
 
 
 def error(drafter, rule: str, widths=(), **sampling) -> float:
@@ -38,10 +35,6 @@ def error(drafter, rule: str, widths=(), **sampling) -> float:
     drafter, rule, model=toys.table_model(VOCAB), target=TARGET, draft=DRAFT,
     widths=widths, **sampling,
   )  # fmt: skip
-
-
-def of_table(tree, siblings=IID):
-  return forms.table_drafter(VOCAB, tree, siblings)
 
 
 # Each form, and the rules of which it asks something.

@@ -144,14 +144,19 @@ def one_device_mesh(axis="data"):
   return jax.make_mesh((1,), (axis,), axis_types=auto)
 
 
-def test_a_request_is_checked_before_it_is_mapped():
-  decoder, params = mesh_decoding.table_pair(None)
-  state = jax.eval_shape(
+def begun(decoder, params):
+  """A state's shapes."""
+  return jax.eval_shape(
     lambda: decoder.init(
       params, mesh_decoding.PROMPTS, mesh_decoding.LENGTHS, jax.random.key(5),
       buffer_length=32, max_new_tokens=2,
     )
   )  # fmt: skip
+
+
+def test_a_request_is_checked_before_it_is_mapped():
+  decoder, params = mesh_decoding.table_pair(None)
+  state = begun(decoder, params)
   mapped = MeshDecoder.of(decoder, mesh=one_device_mesh())
   ask = lambda length, budget: mapped.admit(
     params, state, 0, mesh_decoding.PROMPTS[0], length, jax.random.key(1),
@@ -165,12 +170,7 @@ def test_a_request_is_checked_before_it_is_mapped():
 
 def test_a_drafter_says_which_axes_of_its_state_are_rows():
   decoder, params = mesh_decoding.shared_pair(None)
-  state = jax.eval_shape(
-    lambda: decoder.init(
-      params, mesh_decoding.PROMPTS, mesh_decoding.LENGTHS, jax.random.key(5),
-      buffer_length=32, max_new_tokens=2,
-    )
-  )  # fmt: skip
+  state = begun(decoder, params)
 
   def specs(**changes):
     drafter = dataclasses.replace(decoder.drafter, **changes)
