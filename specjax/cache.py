@@ -77,11 +77,11 @@ class RowsOf:
 
   Attributes:
     buffer: `[B, K, S, C]` or `[L, B, K, S, C]`.
-    rows: `i32[R]`, distinct, few; outside 0..B-1 nothing is written.
+    rows: R of `i32[]`, distinct; outside 0..B-1 nothing is written.
   """
 
   buffer: Array
-  rows: Array
+  rows: tuple[Array, ...]
 
   @property
   def shape(self) -> tuple[int, ...]:
@@ -135,17 +135,16 @@ class RowsOf:
 
   def _each(self, slot: Array, layer: Array | None):
     """Whether each row exists, and start indices of its slices."""
-    slots = jnp.broadcast_to(slot, self.rows.shape)
-    zero, count = jnp.zeros((), slots.dtype), self.buffer.shape[-4]
+    zero, count = jnp.zeros((), slot.dtype), self.buffer.shape[-4]
     in_layer = (
       ()
       if self.ndim == 4
       else (jnp.asarray(0 if layer is None else layer, zero.dtype),)
     )
-    for row, slot in zip(self.rows, slots, strict=True):
+    for i, row in enumerate(self.rows):
       inside = (row >= 0) & (row < count)
       row = jnp.clip(row, 0, count - 1).astype(zero.dtype)
-      yield inside, (*in_layer, row, zero, slot, zero)
+      yield inside, (*in_layer, row, zero, slot[i] if slot.ndim else slot, zero)
 
 
 def make_cache(

@@ -37,13 +37,13 @@ def pick(axes: Any, tree: Any, rows: ArrayLike) -> Any:
   return over_leaves(of, axes, tree)
 
 
-def put(axes: Any, tree: Any, rows: Array, fresh: Any) -> Any:
+def put(axes: Any, tree: Any, rows: tuple[Array, ...], fresh: Any) -> Any:
   """Replaces a few rows of a pytree.
 
   Args:
     axes: the row axis of each leaf.
     tree: the pytree, B rows.
-    rows: `i32[R]`, distinct; those outside 0..B-1 are not replaced.
+    rows: R of `i32[]`, distinct; those outside 0..B-1 are not replaced.
     fresh: the pytree with R rows; shared leaves are taken from it.
 
   Returns:
@@ -68,21 +68,21 @@ def put(axes: Any, tree: Any, rows: Array, fresh: Any) -> Any:
 def select(
   axes: Any,
   state: DecodeState,
-  rows: Array,
+  rows: tuple[Array, ...],
   *,
   in_place: bool,
-  places: Array | None = None,
+  places: tuple[Array, ...] | None = None,
 ) -> DecodeState:
   """Takes a few rows out as a state of their own; see `give`.
 
   Args:
     axes: the row axis of each leaf.
     state: of B rows.
-    rows: `i32[R]`, in 0..B-1.
+    rows: R of `i32[]`, in 0..B-1.
     in_place: whether the target's keys and values are used in place
       (`cache.RowsOf`); else all is copied.
-    places: `i32[R]`, distinct, the rows of those keys and values, by default
-      `rows`.
+    places: R of `i32[]`, distinct, the rows of those keys and values; by
+      default `rows`.
   """
 
   def of(axis, leaf):
@@ -129,14 +129,13 @@ def take(
     buffers, form = jax.tree.flatten((*cache.keys, *cache.values))
     copied = _copy_text(tuple(buffers), source, row, keep)
     state = _with_buffers(state, jax.tree.unflatten(form, copied))
-  return select(axes, state, source[None], in_place=in_place, places=row[None])
+  return select(axes, state, (source,), in_place=in_place, places=(row,))
 
 
 def give(
-  axes: Any, state: DecodeState, rows: Array | int, some: DecodeState
+  axes: Any, state: DecodeState, rows: tuple[Array, ...], some: DecodeState
 ) -> DecodeState:
-  """Puts rows, or one, from `select` or `take` back; see `put`."""
-  rows = jnp.reshape(jnp.asarray(rows, jnp.int32), -1)
+  """Puts rows from `select` or `take` back; see `put`."""
   cache = some.target_cache
   is_view = lambda x: isinstance(x, cache_lib.RowsOf)
   buffers, form = jax.tree.flatten((*cache.keys, *cache.values), is_view)
@@ -168,8 +167,8 @@ def _copy_text(
     at = jnp.minimum(i * size, slots - size)
 
     def copied(buffer):
-      read = cache_lib.RowsOf(buffer, source[None]).read(at, size)
-      return cache_lib.RowsOf(buffer, row[None]).write(read, at).buffer
+      read = cache_lib.RowsOf(buffer, (source,)).read(at, size)
+      return cache_lib.RowsOf(buffer, (row,)).write(read, at).buffer
 
     return tuple(map(copied, buffers))
 

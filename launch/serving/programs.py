@@ -111,6 +111,7 @@ def rounds(
   some, axes = state, decoder.row_axes(state)
   if running is not None:
     in_place = decoder.target.takes_rows
+    running = tuple(running)
     some = rows.select(axes, state, running, in_place=in_place)
   idle = jnp.sum(some.done) + 1
   some = decoder.steps(params, some, most, num_idle=idle, slots=slots)

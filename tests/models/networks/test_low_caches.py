@@ -132,7 +132,7 @@ def test_one_row_is_copied_read_and_written_where_it_stands(is_stacked):
   read = lambda b, at: cache_lib.as_read(cache_lib.read_rows(b, at, 2))
   whole = read(buffer, start)
   np.testing.assert_array_equal(whole, low_cache.load(stored))
-  one = jax.tree.map(lambda b: cache_lib.RowsOf(b, jnp.array([2])), buffer)
+  one = jax.tree.map(lambda b: cache_lib.RowsOf(b, (jnp.array(2),)), buffer)
   actual = read(one, jnp.array([4]))
   np.testing.assert_array_equal(actual[..., 0, :, :, :], whole[..., 2, :, :, :])
   part = jax.tree.map(lambda x: x[..., 1:2, :, :, :], stored)
