@@ -23,7 +23,7 @@ decode="--config=configs/smollm2.py --config.dtype=${dtype:-float32}"
 case $1 in
   text)
     exec "$python" -m launch.tools.self_data $decode --config.seed="$2" \
-      --output="$out/part-$2" --overwrite --config.drafter=plain --rows="$rows" \
+      --output="$out/part-$2" --overwrite --config.drafter=plain --num_rows="$rows" \
       --config.max_length=576 --config.max_new_tokens="${TOKENS:-192}" \
       --count="${COUNT:-26775}" --temperatures=0.6,0.8,1.0 \
       --answer_temperatures=0,1 --keep_out="$3" \

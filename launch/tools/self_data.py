@@ -51,7 +51,7 @@ _ANSWER_TEMPERATURES = flags.DEFINE_list(
   "answer_temperatures", None, "Temperatures of answers; else --temperatures."
 )
 _ROWS = flags.DEFINE_integer(
-  "rows", 16, "Conversations decoded together.", lower_bound=1
+  "num_rows", 16, "Conversations decoded together.", lower_bound=1
 )
 _MARK = "\ufdd1"  # a noncharacter, which no text contains
 _WORD = re.compile(r"\w+")
@@ -128,7 +128,7 @@ def _runs(words: Sequence[str], size: int) -> Iterable[tuple[str, ...]]:
 def make(
   config, count: int, given: Sequence, systems: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-  """Makes conversations, `--rows` together: `{"number", "messages", "whole"}`.
+  """Makes `{"number", "messages", "whole"}`, `--num_rows` at once.
 
   Conversation i has the i-th of the given messages, or else a question invented
   after the (i mod n)-th of n system prompts; likewise temperatures. It is left

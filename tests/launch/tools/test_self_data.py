@@ -64,7 +64,7 @@ def test_conversations_are_written_and_can_be_trained_on(tmp_path, monkeypatch):
   files.write_jsonl(prompts, [{"messages": message(x)} for x in ("y", "z")])
   assert execute(
     self_data.run, f"--config=configs/huggingface.py:target={target}",
-    "--config.drafter=plain", "--config.max_new_tokens=12", "--rows=4",
+    "--config.drafter=plain", "--config.max_new_tokens=12", "--num_rows=4",
     f"--output={folder}", f"--prompts={prompts}", "--count=16",
     "--temperatures=1.5,2.0", "--answer_temperatures=0",
   ) == 0  # fmt: skip
