@@ -1,7 +1,7 @@
 #!/bin/sh
-# Trains heads for SmolLM2 on its own text, and measures them, on one GPU. Each
-# line takes less than ten minutes of an H200 or goes on where it was stopped;
-# build/smollm2 must be kept between them. QUESTIONS.jsonl is Spec-Bench's file.
+# Trains heads for SmolLM2 on its own text, and measures them, on one GPU. Not
+# yet run on one. train and measure go on where they were stopped, with what is
+# in build/smollm2. QUESTIONS.jsonl is Spec-Bench's file.
 #
 #   docs/measurements/smollm2-heads.sh text 1 QUESTIONS.jsonl
 #     ... and 2 to 5: parts of 6 million tokens

@@ -388,8 +388,8 @@ class Layer(nnx.Module):
 def lay_out(layer: Layer) -> None:
   """Lays out a loaded layer's weights in place, as the device prefers.
 
-  On GPUs projections of one input become one product (`fuse`). On two cores a
-  token then takes 1.1 times as long; there, inputs come first (`turn`).
+  On GPUs projections of one input become one product (`fuse`); on CPUs inputs
+  come first (`turn`).
   """
   if jax.default_backend() == "gpu":
     for block in (layer.attention, layer.mlp):
