@@ -11,7 +11,8 @@
 #   docs/measurements/smollm2-heads.sh measure KIND PARTS QUESTIONS.jsonl
 #
 # Of small size, on any machine: COUNT=64 ROWS=16 STEPS=4 SUBSET=6 ROUNDS=1
-# TOKENS=16 DTYPE= before each.
+# TOKENS=40 DTYPE= before each, and to train the flags --config.batch_size=2
+# --config.warmup_steps=1 --config.validate_every=0.
 cd "$(dirname "$0")/../.." || exit 1
 python=${PYTHON:-.venv/bin/python}
 out=build/smollm2 dtype=${DTYPE-bfloat16} rows=${ROWS:-4096}
@@ -30,13 +31,15 @@ case $1 in
       --system_prompts=launch/training/users.txt
     ;;
   train)
-    run="$out/$2-$3" text="$out/text-$3"
-    mkdir -p "$text"
-    for part in $(seq "$3"); do
-      cat "$out/part-$part/conversations.jsonl" || exit 1
-    done >"$text/conversations.jsonl" || exit 1
-    kind=$2 steps=${STEPS:-$((each * $3))}
+    kind=$2 parts=$3 run="$out/$2-$3" text="$out/text-$3"
     shift 3
+    mkdir -p "$text/train" "$text/validation"
+    for part in $(seq "$parts"); do
+      cat "$out/part-$part/conversations.jsonl"
+    done | awk -v text="$text" '{
+      print > (text (NR % 50 == 1 ? "/validation" : "/train") "/all.jsonl")
+    }'
+    steps=${STEPS:-$((each * parts))}
     [ "$kind" != eagle3 ] || set -- --config.head.depth=5 "$@"
     exec timeout "${SECONDS_A_CALL:-560}" "$python" -m launch.train \
       --config="configs/train_head.py:$kind" --config.target="$target" \
@@ -61,5 +64,5 @@ case $1 in
       --rounds="${ROUNDS:-2}" --timing=passes --temperatures=0,1 \
       --systems="${systems%,}" --output="$out/$2-$3.json"
     ;;
-  *) sed -n '2,17s/^# \{0,1\}//p' "$0" >&2 && exit 2 ;;
+  *) sed -n '2,18s/^# \{0,1\}//p' "$0" >&2 && exit 2 ;;
 esac
