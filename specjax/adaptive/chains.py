@@ -18,8 +18,8 @@ from specjax import distributions, warp
 from specjax import siblings as siblings_lib
 from specjax.adaptive import estimates
 from specjax.adaptive import policies as depth_lib
-from specjax.adaptive.estimates import Finished
-from specjax.adaptive.policies import Policy, Seen, Token
+from specjax.adaptive.estimates import FinishedRound
+from specjax.adaptive.policies import Policy, PolicyContext, Token
 from specjax.cache import Cache
 from specjax.cond_in_place import cond_in_place
 from specjax.siblings import Siblings
@@ -33,7 +33,7 @@ class Drawn:
   """Record of a draft until its round is over; G = 0 if nothing is recorded.
 
   Attributes:
-    top, confidence: as in `Finished`.
+    top, confidence: as in `FinishedRound`.
     log_p: `f32[B, G]`, each token's log-probability as it was drawn.
     drafted: `i32[B]`, number of drafted tokens.
   """
@@ -72,20 +72,20 @@ class Passes:
 
   Attributes:
     carry: the first carry, a pytree.
-    first: `(carry, goes bool[B]) -> (logits, carry, passes i32[])`: the logits
-      after the root, `f32[B, 1, V']`, and how many passes they took.
+    first: `(carry, drafting bool[B]) -> (logits, carry, passes i32[])`: logits
+      after the root, `f32[B, 1, V']`, and the number of passes they took.
     feed: `(carry, depth, tokens i32[B, W]) -> (logits f32[B, W, V'], carry)`; a
       chain has one token at each depth.
     close: `(carry, fed) -> (own state, target's cache)`; `fed`, `i32[]`, counts
       the levels fed, -1 if not even the first pass ran.
-    beside: further passes in the round.
+    extra: further passes in the round.
   """
 
   carry: Any
   first: Callable[[Any, Array], tuple[Array, Any, Array]]
   feed: Callable[[Any, int, Array], tuple[Array, Any]]
   close: Callable[[Any, Array], tuple[Any, Cache]]
-  beside: int = 0
+  extra: int = 0
 
 
 def check(tree: Tree, siblings: Siblings, policy: Policy) -> None:
@@ -175,14 +175,14 @@ def drafter(
   )
 
 
-def _finished(drawn: Drawn, commit: Commit) -> Finished:
+def _finished(drawn: Drawn, commit: Commit) -> FinishedRound:
   """The finished round of a recorded draft."""
   assert commit.target_log_probs is not None  # of a round
   depth = drawn.top.shape[1]
   log_q = distributions.token_log_prob(
     commit.target_log_probs[:, :depth], commit.tokens[:, 1 : depth + 1]
   )
-  return Finished(
+  return FinishedRound(
     top=drawn.top,
     confidence=drawn.confidence,
     accept=distributions.acceptance(log_q.astype(jnp.float32), drawn.log_p),
@@ -205,10 +205,10 @@ def _draw(
   """Draws until no row continues; see `drafter`."""
   rows = len(context.length)
   even = -np.log(vocab_size)
-  carry, made = passes.carry, jnp.full((), passes.beside, jnp.int32)
+  carry, num_passes = passes.carry, jnp.full((), passes.extra, jnp.int32)
   fed = jnp.full((), -1, jnp.int32)
-  goes = jnp.ones(rows, bool)
-  seen = Seen(
+  drafting = jnp.ones(rows, bool)
+  seen = PolicyContext(
     level=0,
     bins=jnp.full(rows, estimates.ROOT, jnp.int32),
     confidence=jnp.full(rows, jnp.inf, jnp.float32),
@@ -218,14 +218,14 @@ def _draw(
   tokens, present = [context.root], [jnp.ones((rows, 1), bool)]
   drawn_from, known, log_p = [], [], []
   depth = tree.max_depth
-  if policy.most is not None and policy.learn is None:
-    depth = min(depth, policy.most)
+  if policy.max_tokens is not None and policy.learn is None:
+    depth = min(depth, policy.max_tokens)
   for level in range(depth):
-    goes = policy.goes_on(seen, goes & (level < context.max_depth))
+    drafting = policy.continues(seen, drafting & (level < context.max_depth))
 
-    def go_on(carry, level=level, goes=goes, newest=tokens[-1]):
+    def draft_on(carry, level=level, drafting=drafting, newest=tokens[-1]):
       if level == 0:
-        logits, carry, count = passes.first(carry, goes)
+        logits, carry, count = passes.first(carry, drafting)
       else:
         logits, carry = passes.feed(carry, level, newest)
         count = jnp.ones((), jnp.int32)
@@ -235,21 +235,21 @@ def _draw(
       )
       return (law, depth_lib.plain_log_probs(logits)), carry, count
 
-    (law, plain), carry, count = _if_any(goes, go_on, carry, even)
-    made, fed = made + count, fed + (count > 0)
+    (law, plain), carry, count = _if_any(drafting, draft_on, carry, even)
+    num_passes, fed = num_passes + count, fed + (count > 0)
     drawn = context.draw(range(level + 1, level + 2), law[:, None])[:, 0]
     token = Token(
       top=jnp.exp(jnp.max(plain, axis=-1)),
       confidence=jnp.exp(distributions.token_log_prob(plain, drawn)),
     )
     tokens.append(drawn[:, None])
-    present.append(goes[:, None])
+    present.append(drafting[:, None])
     drawn_from.append(law)
     known.append(token)
     log_p.append(distributions.token_log_prob(law, drawn).astype(jnp.float32))
     if level + 1 < depth:
       accept = policy.accepts(state.memory, token)
-      seen = Seen(
+      seen = PolicyContext(
         level=level + 1,
         bins=estimates.bin_of(token.top),
         confidence=token.confidence,
@@ -277,7 +277,7 @@ def _draw(
     state,
     inner=inner,
     drawn=dataclasses.replace(kept, drafted=count),
-    passes=state.passes + made,
+    passes=state.passes + num_passes,
   )
   draft = Draft(
     tree=tree,
@@ -290,16 +290,16 @@ def _draw(
 
 
 def _if_any(
-  goes: Array, function: Callable[[Any], tuple], carry: Any, otherwise: float
+  rows: Array, function: Callable[[Any], tuple], carry: Any, otherwise: float
 ) -> tuple[Any, Any, Array]:
-  """Calls `carry -> (output, carry, passes i32[])` if any row continues.
+  """Calls `carry -> (output, carry, passes i32[])` if any of the `rows` draft.
 
-  Else every output is `otherwise`.
+  Else every output is filled with `otherwise`.
   """
   shapes = jax.eval_shape(function, carry)[0]
-  said = jax.tree.map(lambda x: jnp.full(x.shape, otherwise, x.dtype), shapes)
+  fill = lambda x: jnp.full(x.shape, otherwise, x.dtype)
   return cond_in_place(
-    jnp.any(goes),
+    jnp.any(rows),
     lambda now: function(now[1]),
-    (said, carry, jnp.zeros((), jnp.int32)),
+    (jax.tree.map(fill, shapes), carry, jnp.zeros((), jnp.int32)),
   )

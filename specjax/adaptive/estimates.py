@@ -24,13 +24,13 @@ ROOT = BINS  # the context before the first token
 _NEXT = 0.75  # acceptance of the next token, before anything is known
 # Prior acceptance of a token by its bin: halfway between the draft's confidence
 # and 1.
-_SUPPOSED = (*(1 + np.add((0, *EDGES), (*EDGES, 1)) / 2) / 2, _NEXT)
+_PRIOR = (*(1 + np.add((0, *EDGES), (*EDGES, 1)) / 2) / 2, _NEXT)
 _WEIGHT = 4.0  # rounds that the priors count for
 _KEEP = 0.98  # factor on the sums after every round
 
 
 @struct
-class Finished:
+class FinishedRound:
   """A finished round, for a policy to learn from.
 
   Attributes:
@@ -52,7 +52,7 @@ class Finished:
   active: Array
 
   @classmethod
-  def zeros(cls, rows: int, depth: int) -> "Finished":
+  def zeros(cls, rows: int, depth: int) -> "FinishedRound":
     """An empty round."""
     each = jnp.zeros((rows, depth), jnp.float32)
     none = jnp.zeros(rows, jnp.int32)
@@ -89,28 +89,26 @@ class Estimates:
 
   def acceptance(self, bins: Array) -> Array:
     """Acceptance of a token in this bin, `i32[B] -> f32[B]`."""
-    return self._mean(0, bins, jnp.asarray(_SUPPOSED, jnp.float32)[bins])
+    return self._mean(0, bins, jnp.asarray(_PRIOR, jnp.float32)[bins])
 
-  def of_next(self, bins: Array) -> Array:
+  def next_acceptance(self, bins: Array) -> Array:
     """Acceptance of the token after one in this bin, or after the root."""
     return self._mean(1, bins, _NEXT)
 
   def typical(self, level: int) -> Array:
     """`f32[B]`, survival of token `level + 1` in an average round."""
-    root = self.of_next(jnp.full(len(self.tokens), ROOT))
+    root = self.next_acceptance(jnp.full(len(self.tokens), ROOT))
     total = lambda table: jnp.sum(table[:, 1, :ROOT], axis=1)
     mean = (total(self.accepted) + _WEIGHT * _NEXT) / (
       total(self.seen) + _WEIGHT
     )
     return root * mean**level
 
-  def _mean(self, which: int, bins: Array, supposed: Array | float) -> Array:
+  def _mean(self, which: int, bins: Array, prior: Array | float) -> Array:
     pick = lambda table: jnp.take_along_axis(
       table[:, which], bins[:, None], axis=1
     )[:, 0]
-    return (pick(self.accepted) + _WEIGHT * supposed) / (
-      pick(self.seen) + _WEIGHT
-    )
+    return (pick(self.accepted) + _WEIGHT * prior) / (pick(self.seen) + _WEIGHT)
 
   @property
   def rate(self) -> Array:
@@ -123,7 +121,9 @@ def bin_of(top: Array) -> Array:
   return jnp.sum(top[..., None] >= np.array(EDGES), axis=-1, dtype=jnp.int32)
 
 
-def learn(now: Estimates, round_: Finished, cost: Array | float) -> Estimates:
+def learn(
+  now: Estimates, round_: FinishedRound, cost: Array | float
+) -> Estimates:
   """The estimates after a round.
 
   Args:

@@ -31,18 +31,18 @@ from specjax.tree import Tree, chain
 from specjax.types import Draft, Drafter, LanguageModel, Params, Rule
 
 LENGTHS = (0, 1, 2, 4, 8)
-_SUPPOSED = 0.7  # prior acceptance of the first token
-_LEANS = 4.0  # rounds that the position before counts for
+_PRIOR = 0.7  # prior acceptance of the first token
+_SMOOTHING = 4.0  # rounds that the position before counts for
 _KEEP = 0.998  # factor on the counts after every round of a row
 _MARGIN = 0.01  # a length must seem faster by this share to be switched to
-_REMEMBERED = 512.0  # the most rounds that `Ladder.occupied` averages over
-_LEAST = 8  # the fewest rounds to time: fewer are too cold
-_FIRST = 100.0  # rounds that a first timing counts for
-_DOUBT = 0.6
-_FADES = 0.9997  # factor per round on the weight of older timings
-_DRIFTS = 64.0  # rounds in which the machine's speed may change
-_FAR = math.log(1.5)
-_ROUNDS, _TURNS = 16, 4  # rounds and repetitions of the first timings
+_MAX_AVERAGED = 512.0  # the most rounds that `Ladder.occupancy` averages over
+_MIN_ROUNDS = 8  # the fewest rounds to time: fewer are too cold
+_FIRST_WEIGHT = 100.0  # rounds that a first timing counts for
+_EXPLORATION = 0.6  # of the upper confidence bound
+_DECAY = 0.9997  # factor per round on the weight of older timings
+_DRIFT_ROUNDS = 64.0  # rounds in which the machine's speed may change
+_MAX_DEVIATION = math.log(1.5)  # of a timing, more is cut
+_ROUNDS, _REPETITIONS = 16, 4  # rounds and repetitions of the first timings
 
 
 def check(lengths: Sequence[int]) -> None:
@@ -66,27 +66,27 @@ class Ladder:
 
   Attributes:
     decoders: by increasing length; they share one state.
-    every: the fewest rounds between choices: a call from the host starts cold.
-    patience: after this many choices of no draft, one is tried for `every` / 4.
+    interval: the fewest rounds between choices: calls from the host start cold.
+    patience: after so many choices of no draft, one is tried for interval / 4.
     reached, accepted: `f64[G]`, rounds that drafted a token at the position
       with all before it accepted, and those that accepted it; old rounds fade.
-    occupied: `f64[2]`, mean share of a batch's rows still running, without and
+    occupancy: `f64[2]`, mean share of a batch's rows still running, without and
       with drafts: rows of high acceptance end earlier and leave the batch
       partly empty.
   """
 
   decoders: Mapping[int, Decoder]
-  every: int = 64
+  interval: int = 64
   patience: int = 16
   reached: np.ndarray = dataclasses.field(init=False)
   accepted: np.ndarray = dataclasses.field(init=False)
-  occupied: np.ndarray = dataclasses.field(init=False)
+  occupancy: np.ndarray = dataclasses.field(init=False)
 
   def __post_init__(self):
     places = max(self.decoders)
     self.reached, self.accepted = np.zeros(places), np.zeros(places)
-    self.occupied = np.ones(2)
-    self._of_rounds = np.full(2, 8.0)  # rounds that `occupied` is a mean of
+    self.occupancy = np.ones(2)
+    self._of_rounds = np.full(2, 8.0)  # rounds that `occupancy` is a mean of
 
   @property
   def longest(self) -> Decoder:
@@ -95,18 +95,18 @@ class Ladder:
 
   def acceptances(self) -> np.ndarray:
     """`f64[G]`: acceptance at each position if those before are accepted."""
-    acceptances, last = [], _SUPPOSED
+    acceptances, last = [], _PRIOR
     for reached, accepted in zip(self.reached, self.accepted, strict=True):
-      last = (accepted + _LEANS * last) / (reached + _LEANS)
+      last = (accepted + _SMOOTHING * last) / (reached + _SMOOTHING)
       acceptances.append(last)
     return np.array(acceptances)
 
-  def saw(self, accept_counts: np.ndarray) -> None:
-    """Learns from finished rounds.
+  def count_rounds(self, accept_counts: np.ndarray) -> None:
+    """Counts finished rounds.
 
     Args:
-      accept_counts: `i[n + 1]`, row rounds by accepted tokens, of n drafted
-        ones; nothing is learned if n is 0.
+      accept_counts: `i[n + 1]`, row rounds by number of accepted tokens, of n
+        drafted ones; nothing changes if n is 0.
     """
     counts = np.asarray(accept_counts, np.float64)
     at_least = np.cumsum(counts[::-1])[::-1]  # rounds with n tokens or more
@@ -117,8 +117,8 @@ class Ladder:
     self.reached[:places] += at_least[:-1]
     self.accepted[:places] += at_least[1:]
 
-  def saw_batch(self, lengths: set[int], rounds: int, share: float) -> None:
-    """Learns how full a batch was, if it drafted in all rounds or in none.
+  def count_batch(self, lengths: set[int], rounds: int, share: float) -> None:
+    """Counts a batch's occupancy, if it drafted in all rounds or in none.
 
     Args:
       lengths: draft lengths of its rounds.
@@ -129,14 +129,14 @@ class Ladder:
       return
     kind = int(max(lengths) > 0)
     moved = rounds / (rounds + self._of_rounds[kind])
-    self.occupied[kind] += moved * (share - self.occupied[kind])
-    self._of_rounds[kind] = min(self._of_rounds[kind] + rounds, _REMEMBERED)
+    self.occupancy[kind] += moved * (share - self.occupancy[kind])
+    self._of_rounds[kind] = min(self._of_rounds[kind] + rounds, _MAX_AVERAGED)
 
   def rates(self, seconds: Mapping[int, float]) -> dict[int, float]:
     """Tokens per second and row at each length, given seconds per round."""
     tokens = np.cumprod(self.acceptances())
     return {
-      n: self.occupied[int(n > 0)] * (1 + float(np.sum(tokens[:n]))) / taken
+      n: self.occupancy[int(n > 0)] * (1 + float(np.sum(tokens[:n]))) / taken
       for n, taken in seconds.items()
     }
 
@@ -171,7 +171,7 @@ def make_ladder(
         f"the state of {long.name!r} does not survive rounds without a draft, "
         "which a ladder with length 0 has"
       )
-    made[0] = _nothing(long)
+    made[0] = _no_draft(long)
   decoders = {
     n: Decoder(
       target=target,
@@ -186,8 +186,8 @@ def make_ladder(
   return Ladder(decoders=decoders)
 
 
-def _nothing(long: Drafter) -> Drafter:
-  """Drafts nothing and keeps the state."""
+def _no_draft(long: Drafter) -> Drafter:
+  """A drafter that drafts nothing and keeps another's state."""
   tree = chain(0)
 
   def propose(params, state, cache, context):
@@ -224,12 +224,12 @@ class LadderLoop:
   def __init__(self, loops: Mapping[int, Loop], seconds: Mapping[int, float]):
     self._loops = loops
     self.seconds = dict(seconds)
-    self._timed = dict.fromkeys(seconds, _FIRST)  # rounds timed
+    self._timed = dict.fromkeys(seconds, _FIRST_WEIGHT)  # rounds timed
     self._drift = 0.0  # log of the common slow-down since the first timings
     self._now = -1
     self._idle = 0  # choices since a draft was tried
     self._left = 0  # rounds until the next choice
-    self._lags = False  # whether the draft may lack some of the text
+    self._may_lag = False  # whether the draft may lack some of the text
     self._piece = 0  # the fewest rounds of a call: a call costs time
     # The batch's rows with work at the start, their rounds, and lengths used.
     self._rows, self._at_work, self._made = 0, 0, set[int]()
@@ -248,54 +248,56 @@ class LadderLoop:
         self._choose(ladder)
       # A text that ends soon is not interrupted for a choice.
       some = min(rest, max(self._left, self._piece))
-      if self._now and self._lags:
+      if self._now and self._may_lag:
         some = 1
-      self._lags = not self._now
+      self._may_lag = not self._now
       start = time.perf_counter()
       state = self._loops[self._now](params, state, np.int32(some))
       counts, after, running = _counted(state)
       seconds, made = time.perf_counter() - start, after - first
       seen = (counts - before)[: self._now + 1]
-      ladder.saw(seen)
+      ladder.count_rounds(seen)
       self._at_work += int(np.sum(seen))
       self._made |= {self._now} if made else set()
-      if made >= _LEAST:
+      if made >= _MIN_ROUNDS:
         self._learn_time(made, seconds)
       self._left -= made
       rest, before, first = rest - made, counts, after
     if not running and self._made:
-      ladder.saw_batch(self._made, first, self._at_work / (first * self._rows))
+      ladder.count_batch(
+        self._made, first, self._at_work / (first * self._rows)
+      )
       self._made = set()
     return state
 
   def _choose(self, ladder: Ladder) -> None:
     """Sets the length and number of the next rounds."""
     rates = ladder.rates(self.seconds)
-    hoped = {
-      n: rates[n] * (1 + _DOUBT / rounds**0.5)
+    bounds = {
+      n: rates[n] * (1 + _EXPLORATION / rounds**0.5)
       for n, rounds in self._timed.items()
     }
-    fastest = lambda lengths: max(lengths, key=lambda n: (hoped[n], -n))
+    fastest = lambda lengths: max(lengths, key=lambda n: (bounds[n], -n))
     is_trial = self._idle >= ladder.patience
-    length = fastest([n for n in hoped if n] if is_trial else hoped)
-    near = hoped.get(self._now, 0.0) * (1 + _MARGIN)
-    if is_trial or hoped[length] > near:
+    length = fastest([n for n in bounds if n] if is_trial else bounds)
+    near = bounds.get(self._now, 0.0) * (1 + _MARGIN)
+    if is_trial or bounds[length] > near:
       self._now = length
     self._idle = 0 if self._now else self._idle + 1
-    self._piece = max(ladder.every // 4, 1) if is_trial else ladder.every
+    self._piece = max(ladder.interval // 4, 1) if is_trial else ladder.interval
     self._left = self._piece
 
   def _learn_time(self, rounds: int, seconds: float) -> None:
     """Learns the seconds of some rounds of the current length."""
     known, timed = self.seconds[self._now], self._timed
     off = math.log(seconds / rounds / known) - self._drift
-    off = min(max(off, -_FAR), _FAR)  # a single hold-up is not a cost
-    of_all = rounds / (rounds + _DRIFTS)
+    off = min(max(off, -_MAX_DEVIATION), _MAX_DEVIATION)  # no single hold-up
+    of_all = rounds / (rounds + _DRIFT_ROUNDS)
     of_own = (1 - of_all) * rounds / (rounds + timed[self._now])
     self._drift += of_all * off
     self.seconds[self._now] = known * math.exp(of_own * off)
     for length in timed:
-      timed[length] *= _FADES**rounds
+      timed[length] *= _DECAY**rounds
     timed[self._now] += rounds
 
 
@@ -354,12 +356,12 @@ def measured(
   Args:
     loops: compiled loops, by length.
     params: parameters of both models.
-    state: has room for the tokens of a few rounds; held twice meanwhile.
+    state: has room for the tokens of a few rounds; copied for each timing.
     copy: copies it, in the memory layout that the loops want.
   """
   first = int(state.num_steps)
   timings: list[dict[int, float]] = []
-  for _ in range(_TURNS + 1):  # the first one warms up
+  for _ in range(_REPETITIONS + 1):  # the first one warms up
     timings.append({})
     for length, loop in loops.items():
       fresh = jax.block_until_ready(copy(state))

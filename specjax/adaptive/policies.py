@@ -17,7 +17,7 @@ from jax import Array
 
 from specjax import distributions
 from specjax.adaptive import estimates
-from specjax.adaptive.estimates import Estimates, Finished
+from specjax.adaptive.estimates import Estimates, FinishedRound
 from specjax.calls import Grammar
 from specjax.structs import struct
 
@@ -36,7 +36,7 @@ class Token:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Seen:
+class PolicyContext:
   """What a policy may use after `level` drafted tokens.
 
   Attributes:
@@ -56,40 +56,40 @@ class Seen:
   memory: Any
 
 
-def _sure(memory: Any, token: Token) -> Array:
+def _certain(memory: Any, token: Token) -> Array:
   del memory
   return jnp.ones_like(token.top)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Policy:
-  """Decides when a row drafts on: while its gain is above its price.
+  """Decides whether a row drafts another token: if its gain is above its price.
 
   Attributes:
     name: as in `get`, with its parameters.
-    gain: `Seen -> f32[B]`.
-    price: `Seen -> f32[B]`.
+    gain: `PolicyContext -> f32[B]`.
+    price: `PolicyContext -> f32[B]`.
     accepts: `(memory, Token) -> f32[B]`, the probability that a token is
       accepted if those before it are.
     begin: `(rows, G) -> memory`, a pytree whose arrays have rows first.
-    learn: `(memory, Finished) -> memory`, after a round; None for policies that
-      learn and record nothing.
-    most: the most tokens of a row; None for the tree's depth.
+    learn: `(memory, FinishedRound) -> memory`, after a round; None for policies
+      that learn and record nothing.
+    max_tokens: the most drafted tokens of a row; None for the tree's depth.
   """
 
   name: str
-  gain: Callable[[Seen], Array]
-  price: Callable[[Seen], Array]
-  accepts: Callable[[Any, Token], Array] = _sure
+  gain: Callable[[PolicyContext], Array]
+  price: Callable[[PolicyContext], Array]
+  accepts: Callable[[Any, Token], Array] = _certain
   begin: Callable[[int, int], Any] = lambda rows, depth: ()
-  learn: Callable[[Any, Finished], Any] | None = None
-  most: int | None = None
+  learn: Callable[[Any, FinishedRound], Any] | None = None
+  max_tokens: int | None = None
 
-  def goes_on(self, seen: Seen, allowed: Array) -> Array:
+  def continues(self, context: PolicyContext, allowed: Array) -> Array:
     """`bool[B]`, which allowed rows draft another token."""
-    if self.most is not None and seen.level >= self.most:
+    if self.max_tokens is not None and context.level >= self.max_tokens:
       return jnp.zeros_like(allowed)
-    return allowed & (self.gain(seen) > self.price(seen))
+    return allowed & (self.gain(context) > self.price(context))
 
 
 def fixed(depth: int = 6) -> Policy:
@@ -97,7 +97,7 @@ def fixed(depth: int = 6) -> Policy:
   if depth < 0:
     raise ValueError(f"depth must be >= 0, got {depth}")
   return Policy(
-    name=str(depth), gain=_constant(1.0), price=_constant(0.0), most=depth
+    name=str(depth), gain=_constant(1.0), price=_constant(0.0), max_tokens=depth
   )
 
 
@@ -110,7 +110,7 @@ def confidence(*, threshold: float = 0.4) -> Policy:
   _check_share("threshold", threshold)
   return Policy(
     name=f"confidence(threshold={threshold:g})",
-    gain=lambda seen: seen.confidence,
+    gain=lambda context: context.confidence,
     price=_constant(threshold),
   )
 
@@ -162,7 +162,7 @@ def exits(
   for name, value in shares.items():
     _check_share(name, value)
 
-  def learn(now: Exit, round_: Finished) -> Exit:
+  def learn(now: Exit, round_: FinishedRound) -> Exit:
     h, drafted = now.threshold, round_.drafted
     share = round_.kept / jnp.maximum(drafted, 1)
     m = keep_matched * now.matched + (1 - keep_matched) * share
@@ -182,8 +182,8 @@ def exits(
 
   return Policy(
     name=f"exits(acceptance={acceptance:g},threshold={threshold:g})",
-    gain=lambda seen: seen.confidence,
-    price=lambda seen: seen.memory.threshold,
+    gain=lambda context: context.confidence,
+    price=lambda context: context.memory.threshold,
     begin=begin,
     learn=learn,
   )
@@ -193,7 +193,7 @@ def survival(*, threshold: float = 0.25) -> Policy:
   """Drafts on while the next token's survival is above the threshold."""
   _check_share("threshold", threshold)
   return _estimating(
-    f"survival(threshold={threshold:g})", _worth, _constant(threshold)
+    f"survival(threshold={threshold:g})", _next_survival, _constant(threshold)
   )
 
 
@@ -227,17 +227,18 @@ def by_rate(
 ) -> Policy:
   """`optimal` with arguments that may be traced; unchecked."""
 
-  def gain(seen: Seen) -> Array:
-    others = seen.memory.typical(seen.level)
-    return (_worth(seen) + (rows - 1) * others) / rows
+  def gain(context: PolicyContext) -> Array:
+    others = context.memory.typical(context.level)
+    return (_next_survival(context) + (rows - 1) * others) / rows
 
-  return _estimating(name, gain, lambda seen: seen.memory.rate * cost, cost)
+  price = lambda context: context.memory.rate * cost
+  return _estimating(name, gain, price, cost)
 
 
 def _estimating(
   name: str,
-  gain: Callable[[Seen], Array],
-  price: Callable[[Seen], Array],
+  gain: Callable[[PolicyContext], Array],
+  price: Callable[[PolicyContext], Array],
   cost: Array | float = 0.0,
 ) -> Policy:
   """A policy by estimated survival."""
@@ -253,12 +254,12 @@ def _estimating(
   )
 
 
-def _worth(seen: Seen) -> Array:
-  return seen.survival * seen.memory.of_next(seen.bins)
+def _next_survival(context: PolicyContext) -> Array:
+  return context.survival * context.memory.next_acceptance(context.bins)
 
 
-def _constant(value: float) -> Callable[[Seen], Array]:
-  return lambda seen: jnp.full_like(seen.survival, value)
+def _constant(value: float) -> Callable[[PolicyContext], Array]:
+  return lambda context: jnp.full_like(context.survival, value)
 
 
 def _check_share(name: str, value: float) -> None:

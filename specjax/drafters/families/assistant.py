@@ -66,8 +66,8 @@ def assistant(
   def begin(params, state, target_cache, context):
     ask = _asking(head, params.draft, target_cache, context)
 
-    def first(hidden, goes):
-      del goes
+    def first(hidden, drafting):
+      del drafting
       return *ask(context.root, hidden), jnp.ones((), jnp.int32)
 
     def feed(hidden, depth, drawn):

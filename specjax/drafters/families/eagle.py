@@ -171,8 +171,8 @@ def of_one_layer(name: str, model: FeatureModel, drawing: Drawing) -> Drafter:
     return _dynamic(model, drawing)
 
   def begin(params, state: HeadState, target_cache, context):
-    def first(carry, goes):
-      del goes  # the head was fed everything committed
+    def first(carry, drafting):
+      del drafting  # the head was fed everything committed
       return state.logits[:, None], carry, jnp.zeros((), jnp.int32)
 
     def feed(carry, depth, drawn):
@@ -193,7 +193,7 @@ def of_one_layer(name: str, model: FeatureModel, drawing: Drawing) -> Drafter:
 
     return chains.Passes(
       carry=(state.hidden[0][:, None], state.caches[0]),
-      first=first, feed=feed, close=close, beside=1,
+      first=first, feed=feed, close=close, extra=1,
     )  # fmt: skip
 
   return levels.drafter(

@@ -103,8 +103,8 @@ def _on_targets_cache(
       )
       return output.logits, cache.replace(length=root)
 
-    def first(cache, goes):
-      del goes  # the target's cache lacks nothing
+    def first(cache, drafting):
+      del drafting  # the target's cache lacks nothing
       return *feed(cache, 0, context.root), jnp.ones((), jnp.int32)
 
     return chains.Passes(

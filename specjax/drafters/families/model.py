@@ -103,7 +103,7 @@ def model(
       )
       return draft.apply(params.draft, fed, cache.replace(length=start))
 
-    def caught_up(cache: Cache, goes: Array) -> tuple[Cache, Array]:
+    def caught_up(cache: Cache, drafting: Array) -> tuple[Cache, Array]:
       """Fills the caches of drafting rows up to the window; counts passes."""
       piece = min(_PIECE, columns)
 
@@ -119,15 +119,15 @@ def model(
         return cache, count + 1
 
       return lax.while_loop(
-        lambda carry: jnp.any(goes & (carry[0].length < root - _WINDOW)),
+        lambda carry: jnp.any(drafting & (carry[0].length < root - _WINDOW)),
         feed_piece,
         (cache, jnp.zeros((), jnp.int32)),
       )
 
-    def first(carry, goes):
+    def first(carry, drafting):
       cache, count = carry[0], jnp.zeros((), jnp.int32)
       if policy:
-        cache, count = caught_up(cache, goes)
+        cache, count = caught_up(cache, drafting)
       held, start = cache.length, jnp.maximum(root - _WINDOW, 0)
       output, cache = feed_text(cache, start, _WINDOW)
       held = jnp.where(held >= start, root, held)

@@ -199,8 +199,8 @@ def _begin(
   # A policy may leave levels out, so all are carried in one size.
   most = tree.max_depth if drawing.policy else None
 
-  def first(level, goes):
-    del goes  # the head was fed everything committed
+  def first(level, drafting):
+    del drafting  # the head was fed everything committed
     return state.logits[:, None], level, jnp.zeros((), jnp.int32)
 
   def feed(level, depth, drawn):
@@ -217,5 +217,5 @@ def _begin(
 
   return chains.Passes(
     carry=_sized(_root(state), most), first=first, feed=feed, close=close,
-    beside=len(models),
+    extra=len(models),
   )  # fmt: skip

@@ -71,13 +71,13 @@ def test_a_pass_that_may_be_skipped_copies_no_cache(drafts):
 def test_a_branch_in_its_place_copies_them(monkeypatch):
   """The mutant. If this fails, XLA does better now, and a branch would do."""
 
-  def by_branch(goes, function, carry, otherwise):
-    said = jax.tree.map(
+  def by_branch(drafting, function, carry, otherwise):
+    outputs = jax.tree.map(
       lambda x: jnp.full(x.shape, otherwise, x.dtype),
       jax.eval_shape(function, carry)[0],
     )
-    skip = lambda carry: (said, carry, jnp.zeros((), jnp.int32))
-    return lax.cond(jnp.any(goes), function, skip, carry)
+    skip = lambda carry: (outputs, carry, jnp.zeros((), jnp.int32))
+    return lax.cond(jnp.any(drafting), function, skip, carry)
 
   monkeypatch.setattr(chains, "_if_any", by_branch)
   assert copies_here("model") > 0

@@ -146,11 +146,11 @@ def test_what_makes_no_ladder_is_refused():
 
 def timed(seconds, **settings):
   """A loop whose rounds take so long, and the lengths that it calls for."""
-  ladder, asked = make(**settings), []
+  ladder, called = make(**settings), []
 
   def loop_of(length):
     def call(params, state, rounds):
-      asked.append(length)
+      called.append(length)
       return program(length)(params, state, rounds)
 
     return call
@@ -158,23 +158,23 @@ def timed(seconds, **settings):
   loop = LadderLoop({n: loop_of(n) for n in LENGTHS}, seconds)
   loop._learn_time = lambda rounds, seconds: None
   run = lambda state, rounds=1000: loop(PARAMS, state, rounds, ladder=ladder)
-  return run, asked
+  return run, called
 
 
 def test_a_cheap_pass_is_made_wide_and_a_dear_one_not_at_all():
-  run, asked = timed(CHEAP, every=2)
+  run, called = timed(CHEAP, interval=2)
   state = run(start())
   assert state.done.all()
-  assert asked.count(4) > len(asked) / 2
-  run, asked = timed(DEAR, every=1, patience=3)
+  assert called.count(4) > len(called) / 2
+  run, called = timed(DEAR, interval=1, patience=3)
   assert rows_of(state) == rows_of(run(start()))
   # What is supposed is accepted would not pay; but it is tried now and then.
-  assert asked[:5] == [0, 0, 0, 1, 0]
-  assert asked.count(0) > len(asked) / 2
+  assert called[:5] == [0, 0, 0, 1, 0]
+  assert called.count(0) > len(called) / 2
 
 
 def test_no_more_rounds_are_made_than_were_asked_for():
-  run, _ = timed(CHEAP, every=4)
+  run, _ = timed(CHEAP, interval=4)
   state = run(start(), 7)
   assert int(state.num_steps) == 7
   for _ in range(3):  # as one who looks at every token does
@@ -186,16 +186,16 @@ def test_places_are_counted_apart_lean_on_the_one_before_and_fade(monkeypatch):
   monkeypatch.setattr(ladder_lib, "_KEEP", 1.0)
   known = make()
   # Ten rounds of two tokens: two were accepted in 4, one in 3, none in 3.
-  known.saw(np.array([3, 3, 4]))
+  known.count_rounds(np.array([3, 3, 4]))
   first = (7 + 4 * 0.7) / (10 + 4)
   second = (4 + 4 * first) / (7 + 4)
   np.testing.assert_allclose(known.acceptances(), [first, *[second] * 3])
   tokens = 1 + first + first * second
   assert known.rates({0: 2.0, 2: 4.0}) == pytest.approx({0: 0.5, 2: tokens / 4})
-  known.saw(np.array([9]))  # nothing was drafted
+  known.count_rounds(np.array([9]))  # nothing was drafted
   np.testing.assert_allclose(known.reached, [10, 7, 0, 0])
   monkeypatch.setattr(ladder_lib, "_KEEP", 0.5)
-  known.saw(np.array([1, 2]))
+  known.count_rounds(np.array([1, 2]))
   np.testing.assert_allclose(known.reached, [10 / 2**3 + 3, 7 / 2**3, 0, 0])
 
 
@@ -227,7 +227,7 @@ def request(i):
 @pytest.mark.parametrize("on_mesh", [False, True])
 def test_an_engine_chooses_by_what_its_batches_show(on_mesh):
   """Its texts are plain decoding's, whatever lengths were the fastest."""
-  engine = engine_of(make(every=3, patience=2), on_mesh)
+  engine = engine_of(make(interval=3, patience=2), on_mesh)
   batch = Batch(tuple(map(request, range(2))), 2, 32)
   actual, _ = engine.run(batch)
   expected, _ = engine_of(None, on_mesh).run(batch)

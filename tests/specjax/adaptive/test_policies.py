@@ -195,11 +195,11 @@ def test_a_policy_ends_single_paths():
 def test_no_row_goes_beyond_a_fixed_depth():
   goes = []
   for level in range(4):
-    seen = policies.Seen(
+    seen = policies.PolicyContext(
       level=level, bins=jnp.zeros(1, jnp.int32), confidence=jnp.ones(1),
       survival=jnp.ones(1), memory=(),
     )  # fmt: skip
-    goes += policies.fixed(2).goes_on(seen, jnp.ones(1, bool)).tolist()
+    goes += policies.fixed(2).continues(seen, jnp.ones(1, bool)).tolist()
   assert goes == [True, True, False, False]
 
 
@@ -214,12 +214,12 @@ def test_a_batch_of_rows_supposes_typical_neighbors():
   )  # fmt: skip
 
   def goes(level, survival, rows):
-    seen = policies.Seen(
+    seen = policies.PolicyContext(
       level=level, bins=bins, confidence=jnp.ones(1),
       survival=jnp.full(1, survival), memory=known,
     )  # fmt: skip
     policy = policies.optimal(cost=0.15, rows=rows)  # 0.3 tokens a level
-    return bool(policy.goes_on(seen, jnp.ones(1, bool))[0])
+    return bool(policy.continues(seen, jnp.ones(1, bool))[0])
 
   # Alone: 0.6 of the survival, against 0.3. Of many rows: 0.6 ** (level + 1).
   assert [goes(1, s, 1) for s in (0.45, 0.55)] == [False, True]
@@ -266,7 +266,7 @@ def test_a_policy_learns_from_the_last_round():
     name="recording",
     gain=lambda seen: seen.survival,
     price=lambda seen: jnp.zeros_like(seen.survival),
-    begin=estimates.Finished.zeros,
+    begin=estimates.FinishedRound.zeros,
     learn=lambda memory, round_: round_,
   )
   decoder = specjax.make_decoder(MODEL, drafter=of_model(recording))
