@@ -104,7 +104,7 @@ def decode_missing(
     [p for p in items if p.key not in done],
     batch_size=config.batch_size,
     max_width=models.room(config.max_new_tokens),
-    among=len(items),
+    total=len(items),
   )
   if is_traced():
     trace = tracing.tracer(speculative)

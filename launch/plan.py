@@ -45,7 +45,7 @@ from models.formats.huggingface import translate
 from models.head_shapes import KINDS, HeadShape
 from models.networks.layers import TransformerConfig
 from models.networks.t5_config import T5Config
-from specjax import low_cache
+from specjax import quantized_cache
 from specjax.siblings import GIVEN
 
 cli.reads(cli.TARGET, cli.RULE, cli.OUTPUT)
@@ -72,7 +72,7 @@ _WEIGHTS = flags.DEFINE_string(
   "weights", "", "Target weights: int8, int4, fp8; by default bfloat16."
 )
 _CACHE = flags.DEFINE_enum(
-  "cache", None, sorted(low_cache.KINDS), "Target KV cache; else bfloat16."
+  "cache", None, sorted(quantized_cache.KINDS), "KV cache, by default bfloat16."
 )
 
 _DRAFTERS = ("plain", "model", "layer_skip", "ngram", *KINDS)

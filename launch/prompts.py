@@ -235,7 +235,7 @@ def all_of(
   if not items:
     raise ValueError(f"no prompts in {path}")
   for item in items:
-    if item.settings.given() or item.stop or item.sample is not None:
+    if item.settings.overrides() or item.stop or item.sample is not None:
       raise ValueError(
         f"{path}: the prompt with id {json.dumps(item.id)} has settings of its "
         "own, which only launch.decode supports"

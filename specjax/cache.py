@@ -19,9 +19,9 @@ import numpy as np
 from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from specjax import low_cache
+from specjax import quantized_cache
 from specjax import recurrent as recurrent_lib
-from specjax.low_cache import LowBits
+from specjax.quantized_cache import Quantized
 from specjax.recurrent import Recurrent
 from specjax.structs import static, struct
 
@@ -35,7 +35,7 @@ class Cache:
   Attributes:
     keys: one array `[B, K, S, C]` per layer, or stacked ones `[L, B, K, S, C]`;
       models without attention may keep other per-slot state here. Quantized,
-      each is a `LowBits`.
+      each is a `Quantized`.
     values: as `keys`.
     positions: `i32[B, S]`, the position of the token in each slot, or None for
       models that never compare positions (only sliding windows do).
@@ -46,9 +46,8 @@ class Cache:
       or `[L, B, K, S', C]`. None for decoder-only models.
     recurrent: states of recurrent layers, which can roll back only over the
       last pass (`specjax.recurrent`); None without such layers.
-    read: static; how many slots, from the first on, hold all texts. None for
-      all. On GPUs a pass reads that many; elsewhere it stops at the longest
-      text.
+    read_slots: how many of the first slots hold all texts (static); None for
+      all. On GPUs a pass reads so many; elsewhere it stops at the longest text.
   """
 
   keys: tuple[Array, ...]
@@ -58,7 +57,7 @@ class Cache:
   idle: Array | None = None
   context: Any = None
   recurrent: Recurrent | None = None
-  read: int | None = static(default=None)
+  read_slots: int | None = static(default=None)
 
   @property
   def slots(self) -> int:
@@ -72,12 +71,12 @@ class Cache:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class RowsOf:
+class RowsView:
   """A view of some rows of a buffer, for `write_rows` and `read_rows`.
 
   Attributes:
     buffer: `[B, K, S, C]` or `[L, B, K, S, C]`.
-    rows: R of `i32[]`, distinct; outside 0..B-1 nothing is written.
+    rows: R indices `i32[]`, distinct; outside 0..B-1 nothing is written.
   """
 
   buffer: Array
@@ -121,7 +120,7 @@ class RowsOf:
 
   def write(
     self, rows: Array, slot: Array, layer: Array | None = None
-  ) -> "RowsOf":
+  ) -> "RowsView":
     """The view with slots `slot ..` replaced; see `read`."""
     if layer is not None:
       rows = rows[None]
@@ -165,9 +164,9 @@ def make_cache(
   With `stacked`, one array holds all layers; else heads and channels may differ
   by layer. Values have `value_dim` channels, by default as many as keys.
   `stored` is the quantized type of keys and values
-  (`specjax.low_cache.KINDS`); None stores them as `dtype`.
+  (`specjax.quantized_cache.KINDS`); None stores them as `dtype`.
   """
-  low_cache.check(stored)
+  quantized_cache.check(stored)
 
   def of_each(size: int | Sequence[int]) -> Sequence[int]:
     return [size] * num_layers if isinstance(size, int) else size
@@ -175,7 +174,7 @@ def make_cache(
   def empty(*shape: Any):
     if stored is None:
       return jnp.zeros(shape, dtype)
-    return low_cache.zeros(shape, dtype, stored)
+    return quantized_cache.zeros(shape, dtype, stored)
 
   def zeros(channels: int | Sequence[int]) -> tuple[Any, ...]:
     if stacked:
@@ -205,9 +204,9 @@ def with_idle(tree: Any, idle: Array | None) -> Any:
   return over_caches(lambda cache: cache.replace(idle=idle), tree)
 
 
-def reading(tree: Any, slots: int | None) -> Any:
-  """Sets `Cache.read` in every cache of a pytree."""
-  return over_caches(lambda cache: cache.replace(read=slots), tree)
+def with_read_slots(tree: Any, slots: int | None) -> Any:
+  """Sets `Cache.read_slots` in every cache of a pytree."""
+  return over_caches(lambda cache: cache.replace(read_slots=slots), tree)
 
 
 def most_slots(tree: Any) -> int:
@@ -218,11 +217,11 @@ def most_slots(tree: Any) -> int:
 
 
 def slots_for(tree: Any, text: int, buffer_length: int) -> int | None:
-  """How many slots a program should read for texts of up to `text` tokens.
+  """Slots that a program should read for texts of up to `text` tokens.
 
-  They hold the text and what caches have for a draft beyond `buffer_length`,
-  rounded up to a power of two, so that few programs are compiled. None, for all
-  slots, if that is more than half of them.
+  Enough for the text and for a draft beyond `buffer_length`, rounded up to a
+  power of two, so that few programs are compiled. None, for all slots, if that
+  is more than half of them.
   """
   most = most_slots(tree)
   needed = text + most - buffer_length
@@ -272,20 +271,20 @@ def as_stored(rows: Array, buffer: Any) -> tuple[Array, Any]:
   Fed tokens attend to each other as if read from the cache, so that splitting a
   text into passes changes no distribution.
   """
-  if isinstance(buffer, LowBits):
-    stored = low_cache.store(rows, buffer)
-    return low_cache.load(stored), stored
+  if isinstance(buffer, Quantized):
+    stored = quantized_cache.store(rows, buffer)
+    return quantized_cache.load(stored), stored
   rows = rows.astype(buffer.dtype)
   return rows, rows
 
 
 def as_read(rows: Any) -> Array:
   """Slots from `read_rows` as arrays of the model's dtype."""
-  return low_cache.load(rows) if isinstance(rows, LowBits) else rows
+  return quantized_cache.load(rows) if isinstance(rows, Quantized) else rows
 
 
 def write_rows(
-  buffer: Array | RowsOf | LowBits,
+  buffer: Array | RowsView | Quantized,
   rows: Any,
   start: Array,
   *,
@@ -299,7 +298,7 @@ def write_rows(
   Args:
     buffer: `[B, K, S, C]`, or `[L, B, K, S, C]`; or one row of it.
     rows: `[B, K, T, C]`, or `[L, B, K, T, C]` to write into all layers; cast to
-      the buffer's dtype. For `LowBits`, from `as_stored` or `read_rows`.
+      the buffer's dtype. For `Quantized`, from `as_stored` or `read_rows`.
     start: `i32[B]`, the slot of the first of the T rows. `start + T <= S` is
       the caller's duty: `lax.dynamic_update_slice` clamps silently.
     layer: `i32[]`, the layer of a stacked buffer to write to.
@@ -307,10 +306,10 @@ def write_rows(
   Returns:
     The buffer, updated in place if it is donated or a loop's carry.
   """
-  if isinstance(buffer, LowBits):
+  if isinstance(buffer, Quantized):
     put = lambda b, x: write_rows(b, x, start, layer=layer)
     return jax.tree.map(put, buffer, rows, is_leaf=_is_view)
-  if isinstance(buffer, RowsOf):
+  if isinstance(buffer, RowsView):
     return buffer.write(rows, start, layer)
   rows = rows.astype(buffer.dtype)
   # Indices of one type: literals would be int64 when x64 is enabled.
@@ -336,7 +335,7 @@ def write_rows(
 _MAX_UNROLLED_ROWS = 8
 
 
-_is_view = lambda x: isinstance(x, RowsOf)
+_is_view = lambda x: isinstance(x, RowsView)
 
 
 def row_major(x: Array) -> Array:
@@ -352,7 +351,7 @@ def row_major(x: Array) -> Array:
 
 
 def read_rows(
-  buffer: Array | RowsOf | LowBits,
+  buffer: Array | RowsView | Quantized,
   start: Array,
   count: int,
   *,
@@ -370,12 +369,12 @@ def read_rows(
     layer: `i32[]`, the layer of a stacked buffer to read.
 
   Returns:
-    `[B, K, T, C]`, or `[L, B, K, T, C]`; `LowBits` from `LowBits` (`as_read`).
+    `[B, K, T, C]` or `[L, B, K, T, C]`, `Quantized` (`as_read`) if stored so.
   """
-  if isinstance(buffer, LowBits):
+  if isinstance(buffer, Quantized):
     get = lambda b: read_rows(b, start, count, layer=layer)
     return jax.tree.map(get, buffer, is_leaf=_is_view)
-  if isinstance(buffer, RowsOf):
+  if isinstance(buffer, RowsView):
     return buffer.read(start, count, layer)
   if buffer.ndim == 5:
     layers, batch, heads, _, channels = buffer.shape
@@ -423,9 +422,9 @@ class Visible:
       keeps no positions.
     slots: `i32[B, S]`, positions of all slots, or None likewise.
     window: `i32[]`, W, already applied to `fed_mask`; None for none.
-    first: `i32[]`, the first slot of a text that any token of any row sees.
+    first: `i32[]`, the first slot of a text that a token of any row sees.
     stop: `i32[]`, the length of the longest text of a row that is not idle.
-    read: as in `Cache`.
+    read_slots: as in `Cache`.
   """
 
   text: Array
@@ -436,7 +435,7 @@ class Visible:
   window: Array | None
   first: Array
   stop: Array
-  read: int | None = static(default=None)
+  read_slots: int | None = static(default=None)
 
 
 def visible(
@@ -455,7 +454,7 @@ def visible(
   fed = positions.shape[1]
   fed_mask = np.tril(np.ones((fed, fed), bool)) if mask is None else mask
   text = cache.length + (fed - fed_mask.shape[-1])
-  asked = text if cache.idle is None else jnp.where(cache.idle, 0, text)
+  used = text if cache.idle is None else jnp.where(cache.idle, 0, text)
   first, slots, own_positions = jnp.zeros((), text.dtype), None, None
   if cache.positions is not None:
     slots = cache.positions
@@ -469,7 +468,7 @@ def visible(
     fed_mask = near & jnp.asarray(fed_mask)
     slot = jnp.arange(cache.slots, dtype=text.dtype)
     near = jnp.min(positions, axis=1)[:, None] - slots < window
-    near &= slot < asked[:, None]
+    near &= slot < used[:, None]
     first = jnp.min(jnp.where(near, slot, cache.slots))
   return Visible(
     text=text,
@@ -479,8 +478,8 @@ def visible(
     slots=slots,
     window=None if window is None else jnp.asarray(window, positions.dtype),
     first=first,
-    stop=jnp.max(asked),
-    read=cache.read,
+    stop=jnp.max(used),
+    read_slots=cache.read_slots,
   )
 
 
@@ -526,7 +525,7 @@ def keep_path(
     )(positions, first + steps, start, 0)
   recurrent = cache.recurrent
   if recurrent is not None:
-    recurrent = recurrent_lib.path_kept(recurrent, start, path)
+    recurrent = recurrent_lib.keep_path(recurrent, start, path)
   return cache.replace(
     keys=jax.tree.map(gather, cache.keys),
     values=jax.tree.map(gather, cache.values),

@@ -115,7 +115,7 @@ class Grammar:
     nested: by the type of a parameter, the grammar of its argument.
     literal: the entry that a bare number or tuple is an argument of.
     custom: the type that `package.module.NAME` has, or is annotated to return.
-    named: whether objects have a `name`, which becomes the canonical text.
+    with_names: whether objects have a `name`, set to the canonical text.
   """
 
   kind: str
@@ -123,7 +123,7 @@ class Grammar:
   nested: Mapping[type, "Grammar"] = dataclasses.field(default_factory=dict)
   literal: str | None = None
   custom: type | None = None
-  named: bool = False
+  with_names: bool = False
 
   def make(self, written: Any) -> Any:
     """Makes the object that a text, a `Call` or a literal describes.
@@ -140,7 +140,7 @@ class Grammar:
         made = made(*bound.args, **bound.kwargs)
     except (TypeError, ValueError) as error:
       raise ValueError(f"{self.kind} {str(call)!r:.80}: {error}") from error
-    if self.named:
+    if self.with_names:
       return dataclasses.replace(made, name=self.canonical(call))
     return made
 

@@ -1,7 +1,7 @@
 """Checks of the decoder's parts, arguments and rounds.
 
-An error is one sentence: what was expected, and what came. Values are checked
-where they are concrete, shapes also under `jit`.
+An error is one sentence: what was expected, and what was given. Values are
+checked where they are concrete, shapes also under `jit`.
 """
 
 import dataclasses
@@ -78,7 +78,7 @@ def prompts(
     ("rng_key", rng_key, True),
     ("sampling", sampling.temperature, False),
   ):
-    one = "be one, or " if may_be_one else ""
+    one = "be a scalar or " if may_be_one else ""
     _expect(
       array.shape == (count,) or (may_be_one and array.shape == ()),
       f"{name} must {one}have an entry for each of {count} prompts, got "
@@ -161,11 +161,11 @@ def _sizes(
     f"lengths must be in 1..{width}, got {known.tolist()}",
   )
   if _concrete(budgets, text):
-    asked = np.asarray(budgets, np.int64)
-    need = (asked + known + int(text)).max(initial=0)
-    got = f"max_new_tokens {asked.tolist()}"
+    wanted = np.asarray(budgets, np.int64)
+    need = (wanted + known + int(text)).max(initial=0)
+    got = f"max_new_tokens {wanted.tolist()}"
     _expect(
-      asked.min(initial=0) >= 0, f"max_new_tokens must be 0 or more, got {got}"
+      wanted.min(initial=0) >= 0, f"max_new_tokens must be 0 or more, got {got}"
     )
     _expect(
       need <= buffer_length,
@@ -242,7 +242,7 @@ def draft(drafter: Drafter, proposed: Draft, rows: int, *, vocab_size: int):
     proposed.log_probs is not None
     or not proposed.siblings.independent
     or tree.max_children <= 1,
-    f"{who} proposes deterministic tokens, which are no independent draws "
+    f"{who} proposes deterministic tokens, which are not independent draws "
     "from one distribution: its siblings must be 'given', got "
     f"{proposed.siblings.name!r}",
   )
@@ -259,12 +259,12 @@ def draft(drafter: Drafter, proposed: Draft, rows: int, *, vocab_size: int):
     )
 
 
-def settled(
+def sanitized(
   draft: Draft, *, vocab_size: int, max_depth: Array
 ) -> tuple[Draft, Topology]:
-  """The draft to verify, and its topology.
+  """A draft that can be verified, and its topology.
 
-  Out-of-range ids, as copied from a text, become token 0; nodes deeper than
+  Ids out of range, such as copied ones, become token 0; nodes deeper than
   `max_depth: i32[B]` are masked.
   """
   is_token = (draft.tokens >= 0) & (draft.tokens < vocab_size)

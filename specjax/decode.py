@@ -124,12 +124,12 @@ class Decoder:
         checked when they are concrete (under `jit`, rows end at the buffer's
         end, or at once if a token is out of range: UNKNOWN_TOKEN).
     """
-    given = self._checked(
+    checked = self._checked(
       params, prompts, lengths, rng_key, buffer_length=buffer_length,
       max_new_tokens=max_new_tokens, sampling=sampling, stop_tokens=stop_tokens,
       ignore_stop=ignore_stop, inputs=inputs,
     )  # fmt: skip
-    return self._begin(params, given, buffer_length)
+    return self._begin(params, checked, buffer_length)
 
   def admit(
     self,
@@ -153,10 +153,10 @@ class Decoder:
     The row emits exactly what it would in a state of its own, and the other
     rows are unaffected. Prompts of one width share a program.
 
-    To reuse a prefix, name the first `keep` tokens of row `source`; `prompt`
+    The first `keep` tokens of row `source` can be reused as a prefix; `prompt`
     then holds only the tokens after them. The row draws what it would without
-    reuse, up to rounding. A target with recurrent states can reuse all of a
-    text but its newest tokens, or nothing: a row that keeps less ends with
+    reuse, up to rounding. A target with recurrent states can reuse nothing, or
+    all of a text but its newest tokens: a row that keeps fewer ends with
     NAN_LOGITS.
 
     Args:
@@ -170,9 +170,9 @@ class Decoder:
       sampling: the warp of one row, with the same truncations as the state's;
         by default temperature 1 and no truncation.
       source: `i32[]`, row whose text and inputs are reused; None for no reuse.
-      keep: `i32[]`, how many tokens of its text to reuse, at most its length.
-      slots: static, how many cache slots a pass reads: enough for the whole
-        text (`slots_for`).
+      keep: `i32[]`, number of its first tokens to reuse, at most its length.
+      slots: static, number of cache slots that a pass reads: enough for the
+        whole text (`slots_for`).
 
     Returns:
       The state. If the reused tokens, the prompt and the budget do not fit into
@@ -181,13 +181,13 @@ class Decoder:
     Raises:
       ValueError: as `init`.
     """
-    given = self._checked(
+    checked = self._checked(
       params, jnp.asarray(prompt)[None], jnp.reshape(length, 1), rng_key[None],
       buffer_length=self.buffer_length(state), max_new_tokens=max_new_tokens,
-      sampling=warp_lib.as_in(state.sampling, sampling),
+      sampling=warp_lib.match_state(sampling, state.sampling),
       stop_tokens=state.stop_tokens, ignore_stop=ignore_stop, inputs=inputs,
     )  # fmt: skip
-    return self._admitted(params, state, row, given, source, keep, slots)
+    return self._admitted(params, state, row, checked, source, keep, slots)
 
   def extend(
     self,
@@ -224,12 +224,12 @@ class Decoder:
     """
     checks.params(params)
     if sampling is not None:
-      sampling = warp_lib.as_in(state.sampling, sampling)
-    asked = checks.extension(
+      sampling = warp_lib.match_state(sampling, state.sampling)
+    checked = checks.extension(
       state, row, tokens, count, max_new_tokens,
       buffer_length=self.buffer_length(state), vocab_size=self.vocab_size,
     )  # fmt: skip
-    return self._extended(params, state, *asked, sampling)
+    return self._extended(params, state, *checked, sampling)
 
   def step(
     self, params: Params, state: DecodeState
@@ -252,12 +252,12 @@ class Decoder:
       their Origin            A A A bonus  A residual   A A
       length                  6            3            5
       slots cached            3 4 5 6 7    8 9          0 0 1 2
-      why it ended            -            -            LENGTH
+      stop_reason             -            -            LENGTH
 
     The newest token is never cached: it is the next root.
 
     Returns:
-      The next state, and what happened.
+      The next state, and a record of the round.
     """
     checks.params(params)
     keys = random.step_keys(state.keys, state.length)
@@ -329,7 +329,7 @@ class Decoder:
   def score(
     self, params: Params, state: DecodeState, *, draws: DrawFn = pick_nodes
   ) -> Round:
-    """Drafts and scores: `draft_and_verify` without verification."""
+    """Drafts and scores; `draft_and_verify` without verification."""
     tree, root_slot = self.drafter.tree, state.length - 1
     with jax.named_scope("draft"):
       draft, topology, drafter_state, cache = self.propose(params, state, draws)
@@ -400,7 +400,7 @@ class Decoder:
     checks.draft(
       self.drafter, draft, len(state.length), vocab_size=self.vocab_size
     )
-    draft, topology = checks.settled(
+    draft, topology = checks.sanitized(
       draft, vocab_size=self.vocab_size, max_depth=state.max_depth
     )
     drafter_state, cache = cache_lib.with_idle((drafter_state, cache), None)
@@ -427,12 +427,12 @@ class Decoder:
     `slots_for`), before a running row needs more.
     """
     checks.params(params)
-    goes_on = self._goes_on(state, num_steps, num_idle, slots)
-    return cache_lib.reading(
+    condition = self._condition(state, num_steps, num_idle, slots)
+    return cache_lib.with_read_slots(
       lax.while_loop(
-        goes_on,
+        condition,
         lambda s: self.step(params, s)[0],
-        cache_lib.reading(state, slots),
+        cache_lib.with_read_slots(state, slots),
       ),
       None,
     )
@@ -444,8 +444,8 @@ class Decoder:
   def slots_for(self, state: DecodeState, text: int) -> int | None:
     """The `slots` of `steps` and `admit` for texts of up to `text` tokens.
 
-    As few as suffice for every cache of the state (see `cache.slots_for`); None
-    for all.
+    As few as every cache of the state allows (see `cache.slots_for`); None for
+    all.
     """
     return cache_lib.slots_for(_caches(state), text, self.buffer_length(state))
 
@@ -465,12 +465,12 @@ class Decoder:
   def _longest(self, state: DecodeState) -> Array:
     return jnp.max(jnp.where(state.done, 0, state.length))
 
-  def _goes_on(
+  def _condition(
     self, first: DecodeState, num_steps, num_idle, slots: int | None
   ) -> Callable[[DecodeState], Array]:
     """The loop's condition, see `steps`."""
 
-    def goes_on(state: DecodeState) -> Array:
+    def condition(state: DecodeState) -> Array:
       left = ~jnp.all(state.done)
       if num_steps is not None:  # no sum of the two may wrap around
         left &= state.num_steps - first.num_steps < num_steps
@@ -481,14 +481,14 @@ class Decoder:
         left &= self._longest(state) <= slots - spare
       return left
 
-    return goes_on
+    return condition
 
-  def _checked(self, params: Params, *given: Array, **asked: Any) -> Prompts:
+  def _checked(self, params: Params, *args: Array, **options: Any) -> Prompts:
     """The arguments of `init` as arrays, if they fit the decoder."""
     checks.params(params)
     limits = self.target.max_positions, self.drafter.max_positions
     return checks.prompts(
-      *given, **asked, vocab_size=self.vocab_size, max_positions=limits
+      *args, **options, vocab_size=self.vocab_size, max_positions=limits
     )
 
   def _begin(
@@ -508,7 +508,7 @@ class Decoder:
   ) -> DecodeState:  # fmt: skip
     axes, size = self.row_axes(state), self.buffer_length(state)
     in_place = self.target.takes_rows
-    # What all rows share goes on from where it is.
+    # State that all rows share continues from where it is.
     blank = rows.over_leaves(
       lambda axis, new, now: now if axis is None else new,
       self.drafter.row_axes(state.drafter_state),

@@ -111,13 +111,15 @@ def _padded(lists: list[list], batch: int, dtype, filling) -> np.ndarray:
   return padded
 
 
-def as_in(program: Penalties | None, row: Penalties | None) -> Penalties | None:
+def match_state(
+  row: Penalties | None, state: Penalties | None
+) -> Penalties | None:
   """Pads one row's penalties, None if neutral, to a running state's shapes.
 
   Raises:
-    ValueError: if the program has no penalties, or room for fewer entries.
+    ValueError: if the state has no penalties, or room for fewer entries.
   """
-  if program is None:
+  if state is None:
     if row is not None:
       raise ValueError(
         "this state's program has no penalties: begin it with neutral ones "
@@ -128,7 +130,7 @@ def as_in(program: Penalties | None, row: Penalties | None) -> Penalties | None:
   assert row is not None
 
   def wide(name: str, filling) -> Array:
-    most, value = getattr(program, name).shape[1], getattr(row, name)
+    most, value = getattr(state, name).shape[1], getattr(row, name)
     if value.shape[1] > most:
       raise ValueError(
         f"this state's program has room for {most} {name} per row, got "
@@ -184,10 +186,10 @@ def penalized(logits: Array, state: Any, along: Array) -> Array:
   """
   p = state.sampling.penalties
   assert p is not None
-  asks = (p.presence != 0) | (p.frequency != 0) | (p.repetition != 1)
-  asks |= (p.bias != 0).any(axis=1) | (p.min_tokens > 0)
+  used = (p.presence != 0) | (p.frequency != 0) | (p.repetition != 1)
+  used |= (p.bias != 0).any(axis=1) | (p.min_tokens > 0)
   return lax.cond(
-    jnp.any(asks & ~state.done),
+    jnp.any(used & ~state.done),
     lambda x: _penalized(x, p, state, along),
     lambda x: x,
     logits,

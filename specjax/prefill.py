@@ -1,4 +1,4 @@
-"""Prefill: reads prompts into the caches, and appends to a row's text.
+"""Prefill: fills the caches with prompts, and appends to a row's text.
 
 `begin` fills the caches of fresh rows, `extend` those of a row that has a text
 already. Both feed tokens to the target as a chain, pass them to the drafter
@@ -119,7 +119,7 @@ def begin(
     num_steps=jnp.zeros((), jnp.int32),
   )
   read = cache_lib.slots_for((cache, drafter_state), width, buffer_length)
-  state = _read(target, drafter, params, state, 0, width, read)
+  state = _feed(target, drafter, params, state, 0, width, read)
   # Unchecked under jit: a row without a text ends at once.
   budget = jnp.where(prompts.lengths == lengths, prompts.max_new_tokens, 0)
   return _with_budget(state, budget, buffer_length, vocab_size)
@@ -136,9 +136,9 @@ def cut(
     blank: the drafter's state of a fresh row, whose caches are not used.
     given: the row's next text, which is not fed yet.
   """
-  emptied = functools.partial(recurrent_lib.emptied, keep=jnp.asarray(keep))
+  reset = functools.partial(recurrent_lib.reset, keep=jnp.asarray(keep))
   kept = cache_lib.over_caches(
-    lambda new, old: old, blank, _with_states(emptied, state.drafter_state)
+    lambda new, old: old, blank, _with_states(reset, state.drafter_state)
   )
   depth = state.counters.accept_counts.shape[1] - 1
   likeliest = state.likeliest
@@ -153,7 +153,7 @@ def cut(
     max_depth=jnp.full_like(state.max_depth, depth),
     ignores_stop=given.ignores_stop,
     keys=given.keys,
-    target_cache=_with_states(emptied, state.target_cache),
+    target_cache=_with_states(reset, state.target_cache),
     drafter_state=kept,
   )
 
@@ -205,24 +205,24 @@ def extend(
     sampling=sampling or state.sampling,
     counters=Counters.zeros(1, tree),
   )
-  state = _read(target, drafter, params, state, before, width, slots)
+  state = _feed(target, drafter, params, state, before, width, slots)
   budget = jnp.where(count > 0, max_new_tokens, 0)
   return _with_budget(state, budget, buffer_length, vocab_size)
 
 
-def _read(
+def _feed(
   target: LanguageModel,
   drafter: Drafter,
   params: Params,
   state: DecodeState,
   known: Array | int,
   width: int,
-  read: int | None,
+  read_slots: int | None,
 ) -> DecodeState:
   """Feeds the text to the caches, all but the newest token.
 
   `known: i32[B]` tokens were there before, the newest of them not fed (0: the
-  rows are fresh); at most `width` are new. Passes read `read` cache slots.
+  rows are fresh); at most `width` are new. Passes read `read_slots` slots.
   """
   rows, columns = state.tokens.shape
   num_refed = min(drafter.num_refed, 2 * drafter.tree.max_depth + 2)
@@ -234,10 +234,11 @@ def _read(
   chunk_width = math.ceil(width / max(math.ceil(width / _CHUNK), 1))
   fed = min(chunk_width + more, columns + spare)
   known = jnp.broadcast_to(jnp.asarray(known, jnp.int32), (rows,))
-  caches = cache_lib.reading((state.target_cache, state.drafter_state), read)
+  caches = state.target_cache, state.drafter_state
+  caches = cache_lib.with_read_slots(caches, read_slots)
   if is_fresh:  # recurrent states keep tokens pending that are fed again
     room = drafter.tree.num_fed + max(num_refed - 2, 0)
-    more_room = functools.partial(recurrent_lib.widened, width=room)
+    more_room = functools.partial(recurrent_lib.widen, width=room)
     caches = (_with_states(more_room, caches[0]), caches[1])
   first = lambda known: jnp.clip(known - num_refed, 0, text.shape[1] - fed)
 
@@ -272,21 +273,21 @@ def _read(
     )
     return cache.replace(length=length - 1), drafter_state, length, start
 
-  wide = functools.partial(recurrent_lib.widened, width=fed)
+  wide = functools.partial(recurrent_lib.widen, width=fed)
   carry = (*_with_states(wide, caches), known, first(known))
   if in_chunks:
     kinds = jax.eval_shape(chunk, carry)
     carry = jax.tree.map(lambda x, kind: x.astype(kind.dtype), carry, kinds)
-    unread = lambda carry: jnp.any(carry[2] < state.length)
-    carry = lax.while_loop(unread, chunk, carry)
+    unfinished = lambda carry: jnp.any(carry[2] < state.length)
+    carry = lax.while_loop(unfinished, chunk, carry)
   else:
     carry = chunk(carry)
 
   # Room for the newest tokens, which are fed again if the text continues.
-  folded = lambda now, before: recurrent_lib.folded(
+  folded = lambda now, before: recurrent_lib.fold(
     now, state.length - num_refed, before.width
   )
-  cache, drafter_state = cache_lib.reading(
+  cache, drafter_state = cache_lib.with_read_slots(
     _with_states(folded, carry[:2], caches), None
   )
   return dataclasses.replace(

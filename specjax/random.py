@@ -97,7 +97,7 @@ def position_noise(
 
 
 def race(noise: Array, log_probs: Array) -> Array:
-  """`argmax(log p + Gumbel noise)`, `f32[..., V]` both, `i32[...]`."""
+  """`argmax(log p + Gumbel noise)`: two `f32[..., V]` to `i32[...]`."""
   return argmax(jnp.where(log_probs == -jnp.inf, -jnp.inf, log_probs + noise))
 
 

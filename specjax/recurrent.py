@@ -14,9 +14,9 @@ that after any of its nodes a, with ancestors j,
   S_a = e^{G_a} S_0 + sum_j e^{G_a - G_j} k_j u_j^T,
 
 and no node needs its own state. The accepted path is gathered (`keep_path`) and
-folded into the state when later passes begin, as late as there is room for. To
-roll back, lower `Cache.length` as for keys and values, but not below `base`: a
-row that does gets NaN.
+folded into the state once a later pass needs its room. To roll back, lower
+`Cache.length` as for keys and values, but not below `base`: a row that does
+gets NaN.
 
 Letters in shapes: B rows, H value heads, K key heads, P pending tokens, C
 channels of a key, V of a value, W convolved channels of a key head, R inputs
@@ -118,19 +118,19 @@ def make_memory(
 
 
 def num_folded(width: int, fed: int, count: Array) -> Array:
-  """How many of `count` pending tokens to fold so that `fed` more fit in P."""
+  """Pending tokens to fold, of `count`, so that `fed` more fit in P."""
   return jnp.maximum(count - max(width - fed, 0), 0)
 
 
-def advanced(memory: Memory, count: Array) -> Memory:
+def advance(memory: Memory, count: Array) -> Memory:
   """Folds the first `count` pending tokens, a chain, into the state.
 
-  `count` is `i32[B]` in 0..P; that many entries at the end are stale then.
+  `count` is `i32[B]` in 0..P; as many entries at the end become stale.
   """
   width = memory.gates.shape[2]
   last = _after(memory.gates, count)  # [B, H, 1, 1]
   state = jnp.exp(last) * memory.state + jnp.einsum(
-    "bkpc,bkrpv->bkrcv", memory.keys, _weighed(memory, count), precision=_dot
+    "bkpc,bkrpv->bkrcv", memory.keys, _decayed(memory, count), precision=_dot
   ).reshape(memory.state.shape)
   at = count[:, None] + jnp.arange(width)
   at = jnp.minimum(at, width - 1)[:, None, :, None]
@@ -151,7 +151,7 @@ def window_after(memory: Memory, count: Array) -> Array:
   )(inputs, count)
 
 
-def said(memory: Memory, count: Array, x: Array) -> Array:
+def query(memory: Memory, count: Array, x: Array) -> Array:
   """Products `x S` with the state after a chain of `count` pending tokens.
 
   `x` is `f[B, K, T, C]`; the result `f[B, K, H / K, T, V]`.
@@ -160,13 +160,13 @@ def said(memory: Memory, count: Array, x: Array) -> Array:
   state = memory.state.reshape(*grouped, *memory.state.shape[2:])
   last = jnp.exp(_after(memory.gates, count)).reshape(*grouped, 1, 1)
   product = last * jnp.einsum("bktc,bkrcv->bkrtv", x, state, precision=_dot)
-  alike = jnp.einsum("bktc,bkpc->bktp", x, memory.keys, precision=_dot)
+  similarity = jnp.einsum("bktc,bkpc->bktp", x, memory.keys, precision=_dot)
   return product + jnp.einsum(
-    "bktp,bkrpv->bkrtv", alike, _weighed(memory, count), precision=_dot
+    "bktp,bkrpv->bkrtv", similarity, _decayed(memory, count), precision=_dot
   )
 
 
-def written(memory: Memory, pending: tuple[Array, ...], at: Array) -> Memory:
+def write(memory: Memory, pending: tuple[Array, ...], at: Array) -> Memory:
   """Writes pending entries from `at: i32[B]` on.
 
   New gates are added to the sum of those before them.
@@ -183,7 +183,7 @@ def written(memory: Memory, pending: tuple[Array, ...], at: Array) -> Memory:
   return memory.with_pending(tuple(put(x, y, at) for x, y in pairs))
 
 
-def _weighed(memory: Memory, count: Array) -> Array:
+def _decayed(memory: Memory, count: Array) -> Array:
   """Updates, decayed to after `count` tokens, `f[B, K, H / K, P, V]`."""
   counted = jnp.arange(memory.gates.shape[2]) < count[:, None]  # [B, P]
   fade = jnp.exp(_after(memory.gates, count) - memory.gates)
@@ -199,7 +199,7 @@ def _after(gates: Array, count: Array) -> Array:
   return jnp.where(count[:, None, None, None] > 0, last, 0)
 
 
-def widened(recurrent: Recurrent | None, width: int) -> Recurrent | None:
+def widen(recurrent: Recurrent | None, width: int) -> Recurrent | None:
   """Makes room for at least `width` pending tokens."""
   if recurrent is None:
     return None
@@ -215,7 +215,7 @@ def widened(recurrent: Recurrent | None, width: int) -> Recurrent | None:
   return dataclasses.replace(recurrent, layers=layers)
 
 
-def folded(recurrent: Recurrent, base: Array, width: int) -> Recurrent:
+def fold(recurrent: Recurrent, base: Array, width: int) -> Recurrent:
   """Folds pending tokens into states, and shrinks the room for them.
 
   Args:
@@ -223,23 +223,23 @@ def folded(recurrent: Recurrent, base: Array, width: int) -> Recurrent:
     base: `i32[B]`, tokens to have folded; states that hold more are unchanged.
     width: room for pending tokens afterwards; no more may be left.
   """
-  wide = widened(recurrent, width)
+  wide = widen(recurrent, width)
   assert wide is not None
   recurrent = wide
   count = jnp.clip(base - recurrent.base, 0, recurrent.width)
 
-  def fold(memory: Memory) -> Memory:
+  def fold_layer(memory: Memory) -> Memory:
     if memory.state.ndim == 5:
-      return lax.map(fold, memory)
-    memory = advanced(memory, count)
+      return lax.map(fold_layer, memory)
+    memory = advance(memory, count)
     return memory.with_pending(tuple(x[:, :, :width] for x in memory.pending))
 
   return Recurrent(
-    base=recurrent.base + count, layers=tuple(map(fold, recurrent.layers))
+    base=recurrent.base + count, layers=tuple(map(fold_layer, recurrent.layers))
   )
 
 
-def path_kept(recurrent: Recurrent, start: Array, path: Array) -> Recurrent:
+def keep_path(recurrent: Recurrent, start: Array, path: Array) -> Recurrent:
   """Keeps one path of the last pass's nodes pending, and drops the rest.
 
   `start` and `path` are as in `specjax.cache.keep_path`.
@@ -261,7 +261,7 @@ def path_kept(recurrent: Recurrent, start: Array, path: Array) -> Recurrent:
   return dataclasses.replace(recurrent, layers=layers)
 
 
-def emptied(recurrent: Recurrent | None, keep: Array) -> Recurrent | None:
+def reset(recurrent: Recurrent | None, keep: Array) -> Recurrent | None:
   """Zeroes rows that keep no token; `keep` is `i32[B]` or `i32[]`."""
   if recurrent is None:
     return None

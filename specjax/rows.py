@@ -43,7 +43,7 @@ def put(axes: Any, tree: Any, rows: tuple[Array, ...], fresh: Any) -> Any:
   Args:
     axes: the row axis of each leaf.
     tree: the pytree, B rows.
-    rows: R of `i32[]`, distinct; those outside 0..B-1 are not replaced.
+    rows: R indices `i32[]`, distinct; those outside 0..B-1 are ignored.
     fresh: the pytree with R rows; shared leaves are taken from it.
 
   Returns:
@@ -78,10 +78,10 @@ def select(
   Args:
     axes: the row axis of each leaf.
     state: of B rows.
-    rows: R of `i32[]`, in 0..B-1.
+    rows: R indices `i32[]`, in 0..B-1.
     in_place: whether the target's keys and values are used in place
-      (`cache.RowsOf`); else all is copied.
-    places: R of `i32[]`, distinct, the rows of those keys and values; by
+      (`cache.RowsView`); else all is copied.
+    places: R indices `i32[]`, distinct, the rows of those keys and values; by
       default `rows`.
   """
 
@@ -95,7 +95,7 @@ def select(
     return over_leaves(of, axes, state)
   cache = state.target_cache
   views = jax.tree.map(
-    lambda x: cache_lib.RowsOf(x, rows if places is None else places),
+    lambda x: cache_lib.RowsView(x, rows if places is None else places),
     (*cache.keys, *cache.values),
   )
   small = over_leaves(of, _without_buffers(axes), _without_buffers(state))
@@ -137,7 +137,7 @@ def give(
 ) -> DecodeState:
   """Puts rows from `select` or `take` back; see `put`."""
   cache = some.target_cache
-  is_view = lambda x: isinstance(x, cache_lib.RowsOf)
+  is_view = lambda x: isinstance(x, cache_lib.RowsView)
   buffers, form = jax.tree.flatten((*cache.keys, *cache.values), is_view)
   if not any(map(is_view, buffers)):
     return put(axes, state, rows, some)
@@ -167,8 +167,8 @@ def _copy_text(
     at = jnp.minimum(i * size, slots - size)
 
     def copied(buffer):
-      read = cache_lib.RowsOf(buffer, (source,)).read(at, size)
-      return cache_lib.RowsOf(buffer, (row,)).write(read, at).buffer
+      read = cache_lib.RowsView(buffer, (source,)).read(at, size)
+      return cache_lib.RowsView(buffer, (row,)).write(read, at).buffer
 
     return tuple(map(copied, buffers))
 

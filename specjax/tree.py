@@ -26,7 +26,7 @@ from specjax.structs import struct
 
 
 class Form(enum.Enum):
-  """How much of a draft's shape is static."""
+  """The static part of a draft's shape."""
 
   FIXED = "fixed"
   """Every node exists, under its static parent."""
@@ -235,7 +235,7 @@ def bound(num_drafted: int, max_depth: int, max_children: int) -> Tree:
       f"no tree of {num_drafted} drafted nodes has depth {max_depth} and "
       f"{max_children} children of one node"
     )
-  # As many nodes a level as can be, while the levels below get one each.
+  # As many nodes per level as possible, leaving one for each level below.
   parents, level, left = [-1], [0], num_drafted
   for below in range(max_depth - 1, -1, -1):
     count = min(len(level) * max_children, left - below)

@@ -39,8 +39,8 @@ class ModelOutput:
   Attributes:
     logits: `f32[B, T, V]`, for the token after each; or `f32[B, W, V]`, only
       those requested by `logits_at`.
-    features: `f[B, T, F]`, hidden states for a drafter, or None; which ones is
-      chosen when the model is built.
+    features: `f[B, T, F]`, hidden states for a drafter, as chosen when the
+      model is built, or None.
   """
 
   logits: Array
@@ -106,8 +106,8 @@ class LanguageModel:
     max_positions: how many positions the model supports; None if unbounded.
       Prompts and completions fit; drafted nodes may be fed beyond.
     takes_rows: whether `apply` accesses keys and values only by `write_rows`
-      and `read_rows`. They may then be some rows of a larger cache
-      (`specjax.cache.RowsOf`), and prefill works in place.
+      and `read_rows`. They may then be a few rows of a larger cache
+      (`specjax.cache.RowsView`), and prefill works in place.
     has_states: whether its cache holds recurrent states (`Cache.recurrent`),
       which can roll back only over the last pass.
   """
@@ -345,7 +345,7 @@ class Context:
     keys: `key[B]`, fresh for this round.
     row_keys: `key[B]`, the same in every round, for noise tied to positions.
     numbers: `f[B, N, 2]`, random numbers for drawing nodes 1..N.
-    draws: the function that draws (static); `specjax.exact` replaces it.
+    draws: draws the tokens (static); `specjax.exact` replaces it.
   """
 
   tokens: Array
@@ -387,7 +387,7 @@ class Context:
 class Commit:
   """Tokens fed in prefill or a round, and which of them were committed.
 
-  Of a prompt, all but the newest token are. The newest committed token never
+  A prompt's tokens are, except the newest. The newest committed token never
   counts as fed: it is fed again as the next round's root.
 
   Attributes:
@@ -444,14 +444,14 @@ class Commit:
       )
     return features
 
-  def newest_features(self, held: Array) -> Array:
-    """Features of the newest fed and committed token; `held` if none was."""
-    features = self.features(held.shape[-1])
+  def newest_features(self, previous: Array) -> Array:
+    """Features of the newest fed and committed token, else `previous`."""
+    features = self.features(previous.shape[-1])
     last = jnp.maximum(self.count - 1, 0)[:, None]
     node = jnp.take_along_axis(self.path, last, axis=1)[..., None]
     newest = jnp.take_along_axis(features, node, axis=1)[:, 0]
-    went_on = self.count[:, None] > 0
-    return jnp.where(went_on, newest.astype(held.dtype), held)
+    committed = self.count[:, None] > 0
+    return jnp.where(committed, newest.astype(previous.dtype), previous)
 
 
 def no_state(params, batch, slots, inputs):

@@ -66,8 +66,8 @@ def make_sampling(
   return Sampling(**each, penalties=penalties_lib.make(batch, **penalties))
 
 
-def as_in(program: Sampling, row: Sampling | None) -> Sampling:
-  """One row's sampling, in the form of a running state's.
+def match_state(row: Sampling | None, state: Sampling) -> Sampling:
+  """One row's sampling with the fields that a running state's has.
 
   A `row` of None is temperature 1 without truncation.
 
@@ -79,15 +79,15 @@ def as_in(program: Sampling, row: Sampling | None) -> Sampling:
   neutral = make_sampling(1, top_k=0, top_p=1.0, min_p=0.0)
   padded = {}
   for name in ("top_k", "top_p", "min_p"):
-    known, asked = getattr(program, name), getattr(row, name)
-    if known is None and asked is not None:
+    known, wanted = getattr(state, name), getattr(row, name)
+    if known is None and wanted is not None:
       raise ValueError(
         f"this state's program has no {name}: begin it with a {name} that "
         "keeps all tokens"
       )
-    if known is not None and asked is None:
+    if known is not None and wanted is None:
       padded[name] = getattr(neutral, name)
-  penalties = penalties_lib.as_in(program.penalties, row.penalties)
+  penalties = penalties_lib.match_state(row.penalties, state.penalties)
   return dataclasses.replace(row, **padded, penalties=penalties)
 
 
@@ -97,7 +97,7 @@ _COLDEST = 1e-30
 
 
 def of_running(sampling: Sampling, done: Array) -> Sampling:
-  """The same without the truncations of finished rows, which take a sort."""
+  """The sampling without truncations of finished rows, which take a sort."""
   top_k, top_p = sampling.top_k, sampling.top_p
   return dataclasses.replace(
     sampling,

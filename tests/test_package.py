@@ -24,8 +24,8 @@ LIBRARY_NEEDS = {"jax", "numpy", "scipy"}
 FOUNDATION = {
   f"specjax.{name}"
   for name in (
-    "types", "heads", "structs", "tree", "warp", "penalties", "cache",
-    "low_cache", "recurrent", "random", "distributions", "calls", "siblings",
+    "types", "heads", "structs", "tree", "warp", "penalties", "cache", "calls",
+    "quantized_cache", "recurrent", "random", "distributions", "siblings",
     "shapes", "cond_in_place",
   )
 }  # fmt: skip

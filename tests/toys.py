@@ -54,7 +54,7 @@ def attention_mask(cache, positions, mask, *, window=None):
   trailing = mask.shape[-1]
   slot = jnp.arange(cache.slots)  # [S]
   first = cache.length[:, None] + (fed - trailing)  # [B, 1]
-  read = cache.slots if cache.read is None else cache.read
+  read = cache.read_slots or cache.slots
   visible = (slot < jnp.minimum(first, read))[:, None, :]  # [B, 1, S]
   offset = slot - first  # [B, S]
   inside = (offset >= 0) & (offset < trailing)  # [B, S]

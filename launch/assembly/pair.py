@@ -19,7 +19,7 @@ from models.networks import quantized, specdec
 from models.networks.quantized import Quantization
 from models.networks.transformer import SkippedLayers
 from models.tokenizers import Tokenizer
-from specjax import decode, low_cache, rules
+from specjax import decode, quantized_cache, rules
 from specjax.adaptive import widths
 from specjax.adaptive.ladder import Ladder
 from specjax.drafters.families.rasd import Parts
@@ -89,7 +89,7 @@ def check_config(
   if drafting.reads == "weights" and isinstance(form, Quantization):
     assert isinstance(drafting.weights, Quantization)  # quantized_self's
     quantized.below(drafting.weights, form)
-  low_cache.check(config.get("cache") or None)
+  quantized_cache.check(config.get("cache") or None)
   if not 0 <= config.seed < 2**32:
     raise ValueError(f"seed must be in 0..{2**32 - 1}, got {config.seed}")
   if not 0 <= config.top_k < 2**31:

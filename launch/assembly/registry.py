@@ -38,7 +38,7 @@ from models.networks import specdec as block_networks
 from models.networks.quantized import Quantization
 from models.networks.specdec import Block
 from models.networks.transformer import SkippedLayers
-from specjax import drafters, low_cache, shapes
+from specjax import drafters, quantized_cache, shapes
 from specjax import siblings as siblings_lib
 from specjax.adaptive import policies
 from specjax.adaptive.ladder import LENGTHS, Ladder, make_ladder
@@ -124,7 +124,7 @@ def _storage(
   *, weights: Quantization | None = None, cache: str = ""
 ) -> dict[str, Any]:
   """Storage of a draft; a quantized one cannot learn."""
-  low_cache.check(cache or None)
+  quantized_cache.check(cache or None)
   learns = weights is None and not cache
   return dict(weights=weights, cache=cache or None, learns=learns)
 

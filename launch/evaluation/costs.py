@@ -243,7 +243,7 @@ class Pieces:
       # Recurrent states need room for the tokens of a pass.
       widest = max(fed for _, fed in order)
       caches = {
-        who: cache.replace(recurrent=recurrent.widened(cache.recurrent, widest))
+        who: cache.replace(recurrent=recurrent.widen(cache.recurrent, widest))
         for who, cache in caches.items()
       }
       seconds[name], caches = timing.per_repeat(

@@ -76,7 +76,7 @@ class Process:
     sampling = {n: config[n] for n in ("top_k", "top_p", "min_p")}
     ask = functools.partial(
       self._pool.submit, generate, system.reference, config.target,
-      [list(one.token_ids) for one in batch.filled()], len(batch.prompts),
+      [list(one.token_ids) for one in batch.row_requests()], len(batch.prompts),
       sampling | {"temperature": temperature} if temperature else {},
       dtype=config.dtype, seed=seed, max_new_tokens=config.max_new_tokens,
       **self._shared,

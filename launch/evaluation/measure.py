@@ -163,7 +163,7 @@ def fitting(
 def batch_of(prompts: Sequence[Asked], batch_size: int, room: int) -> Batch:
   """Makes a batch with `batch_size` rows from at most as many prompts."""
   (batch,) = make_batches(
-    prompts, batch_size=batch_size, max_width=room, among=batch_size
+    prompts, batch_size=batch_size, max_width=room, total=batch_size
   )
   return batch
 

@@ -164,7 +164,7 @@ class Scorer:
       cache = self._target.new_cache(
         self._params.target, 1, self._longest + self.width
       )
-      states = recurrent.widened(cache.recurrent, self.width)
+      states = recurrent.widen(cache.recurrent, self.width)
       self._cache = cache.replace(recurrent=states)
       self._pass = jax.jit(self._read, donate_argnums=1)
     most = min(MOST_SCORED, self._vocab_size)
@@ -183,7 +183,7 @@ class Scorer:
   def _read(self, params: Params, cache: Cache, tokens, start):
     """Feeds `tokens[:-1]` after `start` others; scores `tokens[1:]`."""
     cache = cache.replace(
-      length=start[None], recurrent=recurrent.emptied(cache.recurrent, start)
+      length=start[None], recurrent=recurrent.reset(cache.recurrent, start)
     )
     output, cache = self._target.apply(params.target, tokens[None, :-1], cache)
     logits = output.logits[0, :, : self._vocab_size]

@@ -199,7 +199,7 @@ class Slots:
 
   def _sizes(self) -> list[int | None]:
     """Numbers of slots that programs read; None means all."""
-    if not sized.reads_at_once(self._params):
+    if not sized.reads_fixed_slots(self._params):
       return [None]
     texts = (1 << i for i in range(self.max_length.bit_length()))
     return [*dict.fromkeys([None, *map(self._slots_for, texts)])]
@@ -237,7 +237,7 @@ class Slots:
     """The program that reads the fewest slots sufficient for a text."""
     if len(made) == 1:
       return made[None]
-    return made[sized.least(made, self._slots_for(text))]
+    return made[sized.smallest(made, self._slots_for(text))]
 
   def _on_mesh(self):
     return jax.set_mesh(self._mesh) if self._mesh else contextlib.nullcontext()

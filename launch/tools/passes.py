@@ -69,7 +69,7 @@ def _cache(model, rows: int, pending: int, slots: int):
   """A cache with --text tokens, and room for pending ones in its states."""
   cache = model.init_cache(rows, slots)
   length = jnp.full(rows, _TEXT.value, jnp.int32)
-  states = recurrent.widened(cache.recurrent, pending)
+  states = recurrent.widen(cache.recurrent, pending)
   if states is not None:
     states = dataclasses.replace(states, base=jnp.copy(length))
   return cache.replace(length=length, recurrent=states)

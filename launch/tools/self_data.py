@@ -151,7 +151,7 @@ def make(
     ]  # fmt: skip
     completed, rows = {}, _ROWS.value
     for batch in make_batches(
-      requests, batch_size=rows, max_width=room, among=rows
+      requests, batch_size=rows, max_width=room, total=rows
     ):
       for request, one in zip(batch.prompts, engine.run(batch)[0], strict=True):
         whole = one.stop_reason == "stop_token"

@@ -4,7 +4,7 @@
 block, as far as the longest text of the rows, with a running softmax (Milakov
 and Gimelshein, 2018): a pass costs what is used, not what is allocated. On
 GPUs, where the host runs loops and every layer would wait for it, all blocks
-are read at once: as many as the program is compiled for (`Cache.read`).
+are read at once: as many as the program is compiled for (`Cache.read_slots`).
 
 Letters in shapes: B rows, T fed tokens, M slots with a mask of their own, S
 cache slots, W slots of a block, H query heads, K key/value heads, G = H / K
@@ -230,7 +230,7 @@ def attend_slots(
   arguments = fed_pairs, buffers, sees, layer, sinks
 
   def at_once(q, positions, mask, *arguments, slots):
-    count = min(sees.read or buffers[0].shape[-2], buffers[0].shape[-2])
+    count = min(sees.read_slots or buffers[0].shape[-2], buffers[0].shape[-2])
     most = max(_SCORES // (len(q) * q.shape[2] * count), 1)
     out = _by_queries(
       lambda q, positions, *mask: read(
@@ -334,7 +334,7 @@ def _attend_slots(
       carry,
     )
   else:
-    count = min(sees.read or room, room)
+    count = min(sees.read_slots or room, room)
     whole = count // slots * slots
     if whole:
       carry = some(0, whole, carry, slots)
@@ -379,11 +379,11 @@ def _sums(weights: Array, values: Array, width: int) -> tuple[Array, Array]:
 
 def _block(buffer, layer: Array | None, at: Array, slots: int) -> Array:
   """Slots `at ..` of a layer, `[B, K, W, C]`."""
-  if isinstance(buffer, cache_lib.LowBits):
+  if isinstance(buffer, cache_lib.Quantized):
     block = lambda b: _block(b, layer, at, slots)
-    is_view = lambda x: isinstance(x, cache_lib.RowsOf)
+    is_view = lambda x: isinstance(x, cache_lib.RowsView)
     return cache_lib.as_read(jax.tree.map(block, buffer, is_leaf=is_view))
-  if isinstance(buffer, cache_lib.RowsOf):
+  if isinstance(buffer, cache_lib.RowsView):
     return buffer.read(at, slots, layer)
   if layer is None:
     return lax.dynamic_slice_in_dim(buffer, at, slots, axis=2)

@@ -230,13 +230,13 @@ class GatedDelta(nnx.Module):
     if sees.first is not None and fed > _PIECE:
       state = jnp.zeros_like(v, shape=(*v.shape[:3], s.key_dim, s.value_dim))
       if kv is not None:
-        state = recurrent.advanced(held, count).state.reshape(state.shape)
+        state = recurrent.advance(held, count).state.reshape(state.shape)
         state = lose(state)
       out, updates, total = _in_pieces(*these, state, sees.first)
     else:
       read = None
       if kv is not None:
-        read = lambda x: lose(recurrent.said(held, count, x))
+        read = lambda x: lose(recurrent.query(held, count, x))
       out, updates, total = _solved(*these, read, sees.tree)
     on_path = sees.reached(broken)
     out = jnp.where(on_path[:, :, None, :, None], jnp.nan, out)
@@ -247,7 +247,7 @@ class GatedDelta(nnx.Module):
       return y, None
     value_heads = lambda y: y.reshape(batch, s.num_value_heads, *y.shape[3:])
     new = k, value_heads(updates), value_heads(total)[..., None], raw
-    new = recurrent.written(held, new, count)
+    new = recurrent.write(held, new, count)
     if sees.idle is not None:  # idle rows are not changed
       left, old = sees.idle[:, None, None, None], _roomy(kv, fed)
       new = jax.tree.map(lambda x, y: jnp.where(left, x, y), old, new)
@@ -419,4 +419,4 @@ def _begun(memory: Memory, fed: int, count: Array) -> tuple[Memory, Array]:
   """A memory with room for T tokens, and the number still pending in it."""
   memory = _roomy(memory, fed)
   fold = recurrent.num_folded(memory.keys.shape[2], fed, count)
-  return recurrent.advanced(memory, fold), count - fold
+  return recurrent.advance(memory, fold), count - fold

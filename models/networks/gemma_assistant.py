@@ -171,7 +171,7 @@ def seen(cache: Cache, tokens: Array, window: int | None) -> Visible:
     window=None if window is None else jnp.asarray(window + 2, text.dtype),
     first=first,
     stop=jnp.max(text),
-    read=cache.read,
+    read_slots=cache.read_slots,
   )
 
 

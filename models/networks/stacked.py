@@ -359,7 +359,7 @@ class _Stack:
     check_params(self.shapes, params)
     outer = nnx.merge(self.frame, params["frame"])
     fed = outer.enter(tokens, cache, positions=positions, mask=mask)
-    states = recurrent.widened(fed.cache.recurrent, tokens.shape[1])
+    states = recurrent.widen(fed.cache.recurrent, tokens.shape[1])
     x = self.put(fed.x, "act_btd")
     kvs = tuple(zip(fed.cache.keys, fed.cache.values, strict=True))
     memories = None if states is None else states.layers[0]

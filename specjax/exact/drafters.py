@@ -89,10 +89,10 @@ def check_drafter(
     inputs: the encoders' inputs, with a row for each prompt.
 
   Returns:
-    What was checked.
+    The `DrafterCheck`.
 
   Raises:
-    ValueError: if the drafter does not pass, saying where.
+    ValueError: if the drafter fails a check, saying which.
   """
   if prompts is None:
     prompts = np.arange(12).reshape(3, 4) % vocab_size
@@ -127,7 +127,7 @@ def check_drafter(
   _check_same(
     draft,
     draft_of(params, scrambled),
-    "what is stale (tokens from length on, slots from length - 1 on)",
+    "stale data (tokens from length on, slots from length - 1 on)",
   )
   for row in range(len(prompts)):
     # Among copies of itself: a single row would be another program.
@@ -135,7 +135,7 @@ def check_drafter(
     _check_same(
       jax.tree.map(lambda x: np.asarray(x)[here], draft),  # noqa: B023
       draft_of(params, pick(state, here)),
-      f"the other rows (row {row} drafts otherwise among copies of itself)",
+      f"other rows (row {row} drafts differently among copies of itself)",
     )
   alone = pick(state, np.array([0]))
   if draft.log_probs is None:
@@ -151,12 +151,12 @@ def check_drafter(
   )
   sampled = Nodes.of(draft_of(params, many))
 
-  asked = rounds.asked(decoder, params, alone)
-  enumerable = vocab_size ** len(asked) <= max_drafts
+  nodes = rounds.enumerable_nodes(decoder, params, alone)
+  enumerable = vocab_size ** len(nodes) <= max_drafts
   # Draws by other means show only in samples.
-  others = seen.drawn & ~np.isin(np.arange(seen.drawn.shape[1]), asked)
+  others = seen.drawn & ~np.isin(np.arange(seen.drawn.shape[1]), nodes)
   enumerable &= bool((seen.token_probs()[others] == 1).all())
-  if asked and enumerable and not drafter.siblings.with_noise:
+  if nodes and enumerable and not drafter.siblings.with_noise:
     every = rounds.drafts(decoder, params, alone)
     checked = DrafterCheck(
       method="exact",
@@ -216,7 +216,7 @@ def _scrambled(decoder: decode.Decoder, state: DecodeState) -> DecodeState:
   )
 
 
-def _check_same(draft: Draft, other: Draft, looked_at: str) -> None:
+def _check_same(draft: Draft, other: Draft, what: str) -> None:
   """Raises ValueError unless two drafts are equal at unmasked nodes."""
   present = np.asarray(draft.topology().present)
   same = np.array_equal(present, other.topology().present)
@@ -225,7 +225,7 @@ def _check_same(draft: Draft, other: Draft, looked_at: str) -> None:
     mine, theirs = Nodes.of(draft), Nodes.of(other)
     same &= _distance(mine.laws[mine.drawn], theirs.laws[mine.drawn]) < 1e-5
   if not same:
-    raise ValueError(f"the draft depends on {looked_at}")
+    raise ValueError(f"the draft depends on {what}")
 
 
 def _distance(laws: np.ndarray, others: np.ndarray) -> float:
@@ -276,11 +276,11 @@ def _check_families(
       )
     family = (above[:, one] == above[:, other]).all(axis=-1) & possible
     family &= seen.drawn[:, one] & seen.drawn[:, other]
-    apart = _distance(seen.laws[family, one], seen.laws[family, other])
-    if apart > 1e-5:
+    gap = _distance(seen.laws[family, one], seen.laws[family, other])
+    if gap > 1e-5:
       raise ValueError(
         f"nodes {one} and {other}, below equal paths, are drawn from laws that "
-        f"differ by {apart:.3g}: they are 'given', not "
+        f"differ by {gap:.3g}: they are 'given', not "
         f"{drafter.siblings.name!r}"
       )
 
@@ -312,15 +312,15 @@ def _check_laws(drafter: Drafter, every: rounds.Drafts) -> float:
       continue
     call, drawn_from = every.drawn[node]
     # A drawn token was replaced by a deterministic one.
-    aside = here & sure[:, node]
-    aside &= np.abs(laws - drawn_from).max(axis=-1) >= 1e-5
-    given = np.where(aside, tokens, -1)[here, None]
-    if aside.any() and not _follows(given, known(call, here)):
+    replaced = here & sure[:, node]
+    replaced &= np.abs(laws - drawn_from).max(axis=-1) >= 1e-5
+    given = np.where(replaced, tokens, -1)[here, None]
+    if replaced.any() and not _follows(given, known(call, here)):
       raise ValueError(
-        f"node {node} was drawn, and its law says that its token is "
-        "deterministic"
+        f"node {node} was drawn, but its reported law is that of a "
+        "deterministic token"
       )
-    here = here & ~aside
+    here = here & ~replaced
     if (tokens[here] != every.table[here, node]).any():
       raise ValueError(f"node {node} is not the token that was drawn for it")
     error = _distance(laws[here], drawn_from[here])

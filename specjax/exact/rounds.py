@@ -71,14 +71,14 @@ def drafts(
     raise ValueError(f"the state must have one row, got {len(state.length)}")
   propose = propose or (lambda *args: (decoder.propose(*args)[0], None))
   nodes, vocab = decoder.drafter.tree.num_nodes, decoder.vocab_size
-  drawn_nodes = asked(decoder, params, state)
+  drawn_nodes = enumerable_nodes(decoder, params, state)
   table = np.zeros((vocab ** len(drawn_nodes), nodes), np.int32)
   table[:, drawn_nodes] = list(
     itertools.product(range(vocab), repeat=len(drawn_nodes))
   )
   # With several widths a pass is as wide as the widest draft of its rows, so
   # each draft gets a round of its own.
-  together = 1 if decoder.widths else len(table)
+  chunk = 1 if decoder.widths else len(table)
   axes = decoder.row_axes(state)
 
   @jax.jit
@@ -101,8 +101,8 @@ def drafts(
     return draft, given, outputs
 
   parts = [
-    run(params, state, table[i : i + together])
-    for i in range(0, len(table), together)
+    run(params, state, table[i : i + chunk])
+    for i in range(0, len(table), chunk)
   ]
   join = lambda *xs: np.concatenate(xs) if np.ndim(xs[0]) else xs[0]
   draft, given, outputs = jax.tree.map(join, *parts)
@@ -118,7 +118,9 @@ def drafts(
   )
 
 
-def asked(decoder: Decoder, params: Params, state: DecodeState) -> list[int]:
+def enumerable_nodes(
+  decoder: Decoder, params: Params, state: DecodeState
+) -> list[int]:
   """The nodes that a drafter draws by `Context.draw`, in order.
 
   Empty if it draws many siblings in a loop: those cannot be enumerated.
@@ -152,14 +154,14 @@ def round_law(
   """
 
   def propose(params, state, draws):
-    round_, said = decoder.draft_and_verify(params, state, draws=draws)
+    round_, result = decoder.draft_and_verify(params, state, draws=draws)
     count = len(state.length)
     after = jax.lax.map(
-      lambda node: jnp.exp(said.next_log_probs(jnp.full((count,), node))),
+      lambda node: jnp.exp(result.next_log_probs(jnp.full((count,), node))),
       jnp.arange(decoder.drafter.tree.num_nodes),
     )
     after = jnp.swapaxes(after, 0, 1)  # rows first
-    return round_.draft, (said.node_probs, after, said.total_variation)
+    return round_.draft, (result.node_probs, after, result.total_variation)
 
   every = drafts(decoder, params, state, propose)
   node_probs, next_laws, distance = jax.tree.map(

@@ -68,13 +68,13 @@ def check_rule(rule: Rule) -> RuleCheck:
     rule: the rule; siblings with noise cannot be enumerated.
 
   Returns:
-    What was checked.
+    The `RuleCheck`.
 
   Raises:
-    ValueError: if the rule does not pass, saying for which tree, siblings and
-      laws; if it accepts none of the trees.
+    ValueError: if the rule fails, naming the tree, siblings and laws; or if it
+      accepts none of the trees.
   """
-  error, away, cases, reports = 0.0, 0.0, 0, False
+  error, largest, cases, reports = 0.0, 0.0, 0, False
   with jax.enable_x64(True):  # type: ignore[attr-defined]
     for tree, siblings in _forms(rule):
       for name, draft, target in _laws():
@@ -85,29 +85,29 @@ def check_rule(rule: Rule) -> RuleCheck:
         law = block_law(rule, tree, draft, target, siblings=siblings)
         _check_outcome(law, where)
         cases += 1
-        away = max(away, law.total_variation)
-        said = law.reported_total_variation
-        reports |= said is not None
+        largest = max(largest, law.total_variation)
+        reported = law.reported_total_variation
+        reports |= reported is not None
         off = []
         if rule.lossless:
           expected = target_block_law(target, length=tree.max_depth + 1)
           off.append(
             (
-              "lossless, and the law of what it emits is",
+              "is not lossless: the law of its output is",
               float(np.abs(law.output - expected).max()),
             )
           )
-        if said is not None:
+        if reported is not None:
           off.append(
             (
-              f"said to be {said:.3g} from the target, which is",
-              abs(said - law.total_variation),
+              f"reports a distance of {reported:.3g} from the target,",
+              abs(reported - law.total_variation),
             )
           )
         for claim, distance in off:
           error = max(error, distance)
           if not distance <= _TOLERANCE:
-            raise ValueError(f"{where}: {claim} off by {distance:.3g}")
+            raise ValueError(f"{where} {claim} off by {distance:.3g}")
   if not cases:
     raise ValueError(
       f"rule {rule.name!r} accepts none of the trees "
@@ -115,7 +115,7 @@ def check_rule(rule: Rule) -> RuleCheck:
       "nothing was checked"
     )
   return RuleCheck(
-    num_cases=cases, error=error, total_variation=away, reports=reports
+    num_cases=cases, error=error, total_variation=largest, reports=reports
   )
 
 
@@ -157,14 +157,14 @@ def _laws() -> Iterator[tuple[str, ContextLaw, ContextLaw]]:
   yield (
     "zeros", lambda text: without(text, 0, 0), lambda text: without(text, 1, 1)
   )  # fmt: skip
-  yield "a certain draft", lambda text: point(text, 0), target
-  yield "a certain target", draft, lambda text: point(text, 1)
+  yield "deterministic draft", lambda text: point(text, 0), target
+  yield "deterministic target", draft, lambda text: point(text, 1)
   yield (
-    "supports that do not meet",
+    "disjoint supports",
     lambda text: point(text, 0),
     lambda text: (1 - point(text, 0)) / (_VOCAB - 1),
   )
-  yield "nearly none", lambda text: rare(text, 0), target
+  yield "tiny masses", lambda text: rare(text, 0), target
 
 
 def _check_outcome(law: BlockLaw, where: str) -> None:

@@ -1,4 +1,4 @@
-"""Tests of sampled drafts: tokens follow their laws, independent of all else.
+"""Tests of sampled drafts: tokens follow their laws, independently.
 
 A token must follow its law not only over all drafts, but also given any outcome
 of the loop's own draws, of an earlier node, or of the round before. If two
@@ -78,11 +78,11 @@ def check_nodes(draft: Nodes) -> float:
   least = 1.0
   impossible = (draft.token_probs() == 0) & draft.drawn
   for node, of in draft.each():
-    p_value, said = _test(*of)
+    p_value, summary = _test(*of)
     least = min(least, p_value)
     if p_value < _ALPHA or impossible[:, node].any():
       raise ValueError(
-        f"node {node} is not drawn from the law that the draft reports: {said}"
+        f"node {node} is not drawn from the law of the draft: {summary}"
       )
   return least
 
@@ -135,24 +135,24 @@ def check_rounds(emitted: np.ndarray, draft: Nodes) -> None:
 
 
 def _check_given(
-  draft: Nodes, outcome: np.ndarray, words: str, *, first: int = 1
+  draft: Nodes, outcome: np.ndarray, message: str, *, first: int = 1
 ) -> None:
   """Raises ValueError unless nodes follow their laws for each outcome.
 
-  `outcome`, `int[R]`, was decided elsewhere; `words` is the error message if
+  `outcome`, `int[R]`, was decided elsewhere; `message` is the error message if
   nodes from `first` on fail.
   """
   for node, (laws, tokens, here) in draft.each(first):
     for part in np.unique(outcome):
-      p_value, said = _test(laws, tokens, here & (outcome == part))
+      p_value, summary = _test(laws, tokens, here & (outcome == part))
       if p_value < _ALPHA:
-        raise ValueError(f"node {node} {words} ({said})")
+        raise ValueError(f"node {node} {message} ({summary})")
 
 
 def _test(
   laws: np.ndarray, tokens: np.ndarray, here: np.ndarray
 ) -> tuple[float, str]:
-  """A p-value of tokens `i32[R]` under laws `f64[R, V]`, and the test in words.
+  """A p-value of tokens `i32[R]` under laws `f64[R, V]`, and a summary.
 
   Chi-squared over tokens expected five times or more; the count of all others
   is bounded by a Poisson test, however rare they are. Rows not in `here` do not
@@ -169,8 +169,8 @@ def _test(
   statistic = float(((c - e) ** 2 / e).sum())
   freedom = max(len(e) - 1, 1)
   common = float(special.chdtrc(freedom, statistic)) if len(e) else 1.0
-  said = (
+  summary = (
     f"chi-squared {statistic:.0f} for {freedom} degrees of freedom, {count} "
     f"rare tokens for {rest:.3g}, over {int(here.sum())} drafts"
   )
-  return min(common, rare), said
+  return min(common, rare), summary

@@ -51,7 +51,7 @@ RULES: dict[str, Rule | Callable[..., Rule]] = {
   **known_target.RULES,
 }  # fmt: skip
 
-GRAMMAR = Grammar(kind="rule", entries=RULES, custom=Rule, named=True)
+GRAMMAR = Grammar(kind="rule", entries=RULES, custom=Rule, with_names=True)
 
 
 @functools.cache

@@ -23,14 +23,14 @@ from specjax.types import Rule
 def decide(target_log_probs, draft_log_probs, tokens, valid):
   """See `specjax.rules.nodewise.DecideFn`."""
   del valid  # both are present
-  draft_log_probs, told = draft_log_probs  # the first is drawn from p
+  draft_log_probs, drawn_from = draft_log_probs  # the first is drawn from p
   hub = random.argmax(draft_log_probs)
   vocab = jnp.arange(len(draft_log_probs))
   first = jnp.exp(draft_log_probs)  # of pairs (x, a), and of (a, .) at a
   after_hub = HUB.child(draft_log_probs, hub[None], 2)
   # The very distribution x was drawn from: recomputed from p it may be rounded
   # differently.
-  after_hub = jnp.where(tokens[0] == hub, told, after_hub)
+  after_hub = jnp.where(tokens[0] == hub, drawn_from, after_hub)
   second = first[hub] * jnp.exp(after_hub)  # of pairs (a, x)
   first = jnp.where(vocab == hub, 0, first)
   target = jnp.exp(target_log_probs)

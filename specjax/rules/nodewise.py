@@ -1,6 +1,6 @@
 """Rules that decide node by node, from the distributions at a node alone.
 
-Most multi-draft rules do. Such a rule is a function of one node, without a
+Most multi-draft rules do so. Such a rule is a function of one node, without a
 batch: from the two distributions and the drafted candidates it computes the
 probability of accepting each candidate, and the next token's distribution if
 none is accepted. `verify_nodes` walks the tree with it:
@@ -40,8 +40,8 @@ class Decision:
   """A rule's decision at one node; C candidates, V tokens.
 
   Attributes:
-    accept: `f32[C]`, the probability that the walk goes on to each candidate; 0
-      where it is not valid. Their sum is at most 1.
+    accept: `f32[C]`, the probability that the walk continues to each candidate;
+      0 where it is not valid. Their sum is at most 1.
     next_log_probs: `f32[V]`, the next token's distribution if none is accepted.
     total_variation: `f32[]`, for lossy rules, see `Verification`.
   """
@@ -138,11 +138,11 @@ def verify_nodes(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Walk:
-  """A draft and what both walks of its tree share; `decide` decides at nodes.
+  """A draft, and the rule that decides at its nodes.
 
   Arrays are `i32[B, N + 1]` and `f32[B, N + 1, V]`. `distributions`, which
-  tokens were drawn from, are None if `decide` ignores them; `shared` if a
-  node's candidates have the same one.
+  tokens were drawn from, are None if `decide` ignores them; they are `shared`
+  if a node's candidates have the same one.
   """
 
   decide: DecideFn
@@ -214,7 +214,7 @@ def _first(slots: np.ndarray | Array, valid: Array) -> Array:
 
 
 def _verify_per_node(walk: _Walk) -> Verification:
-  """Each node's candidates are its children."""
+  """Verifies a tree in which each node's candidates are its own children."""
   tree, topology = walk.tree, walk.topology
   nodes, batch = tree.num_nodes, len(walk.tokens)
   table, filled = child_table(tree, topology)
@@ -225,8 +225,8 @@ def _verify_per_node(walk: _Walk) -> Verification:
 
     def one(node):
       where = jnp.full((batch, 1), node)
-      here, there = node_rows(slots, where), node_rows(valid, where)
-      decision = walk.at(where, here, there)
+      here, mask = node_rows(slots, where), node_rows(valid, where)
+      decision = walk.at(where, here, mask)
       return jax.tree.map(
         lambda x: x[:, 0], (decision.accept, decision.total_variation)
       )
@@ -240,9 +240,9 @@ def _verify_per_node(walk: _Walk) -> Verification:
     counts = np.array([len(children) for children in tree.children])
     for width in np.unique(counts[counts > 0]):
       here = np.flatnonzero(counts == width).astype(np.int32)
-      below, there = table[0, here, :width], valid[:, here, :width]
+      below, mask = table[0, here, :width], valid[:, here, :width]
       eldest = below[:, 0] if width == 1 or tree.form is Form.FIXED else None
-      decision = walk.at(here, below, there, eldest)
+      decision = walk.at(here, below, mask, eldest)
       accept = accept.at[:, here, :width].set(decision.accept)
       if decision.total_variation is not None:
         distance = zeros[..., 0] if distance is None else distance
@@ -275,7 +275,7 @@ def _verify_per_node(walk: _Walk) -> Verification:
 
 
 def _verify_merged(walk: _Walk) -> Verification:
-  """Each node's candidates are the children of all nodes equal to it."""
+  """Verifies a tree, merging the children of nodes with equal paths."""
   tree, tokens = walk.tree, walk.tokens
   present = walk.topology.present[:, : tree.num_nodes]
   slots = _next_levels(tree)
@@ -306,11 +306,11 @@ def _verify_merged(walk: _Walk) -> Verification:
     distance = jnp.take_along_axis(distance, group, axis=1)
 
   def next_log_probs(node):
-    here, there = jnp.asarray(slots)[node], take_node(valid, node)
-    several = jnp.sum(there, axis=1, keepdims=True) > 1
-    some = there.any(axis=1, keepdims=True)
-    one = walk.after(node, _first(here, there)[:, None], some)
-    wide = lambda: walk.after(node, here, there)
+    here, mask = jnp.asarray(slots)[node], take_node(valid, node)
+    several = jnp.sum(mask, axis=1, keepdims=True) > 1
+    some = mask.any(axis=1, keepdims=True)
+    one = walk.after(node, _first(here, mask)[:, None], some)
+    wide = lambda: walk.after(node, here, mask)
     return jax.lax.cond(
       several.any(), lambda: jnp.where(several, wide(), one), lambda: one
     )

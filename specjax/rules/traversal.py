@@ -102,7 +102,7 @@ def verify_by(
     debts = jax.lax.fori_loop(
       0,
       tree.num_nodes,
-      lambda node, debts: family.hand_on(debts, jnp.full((batch, 1), node)),
+      lambda node, debts: family.update(debts, jnp.full((batch, 1), node)),
       debts,
     )
     owed, passes = debts
@@ -113,7 +113,7 @@ def verify_by(
   else:
     for level in tree.levels[:-1]:
       inner = [n for n in level if tree.children[n]]
-      debts = family.hand_on(debts, np.array(inner, np.int32))
+      debts = family.update(debts, np.array(inner, np.int32))
     owed, passes = debts
     leaf = np.array([not children for children in tree.children])
     passes = jnp.where(leaf, owed, passes).at[:, 0].set(1)
@@ -132,7 +132,7 @@ def verify_by(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Family:
-  """All nodes' children, `int[1 or B, N + 1, C]`, and which are valid."""
+  """The children of all nodes, `slots: int[1 or B, N + 1, C]` where `valid`."""
 
   settle_one: SettleFn
   tree: Tree
@@ -161,7 +161,7 @@ class _Family:
       valid,
     )
 
-  def hand_on(self, debts: tuple[Array, Array], nodes: np.ndarray | Array):
+  def update(self, debts: tuple[Array, Array], nodes: np.ndarray | Array):
     """Debts `f32[B, N + 1]` before and after tests, updated at some nodes."""
     owed, passes = debts
     given, left, _ = self.settle(owed, nodes)
@@ -172,7 +172,7 @@ class _Family:
 
 
 def _settle(owed, target_log_probs, draft_log_probs, tokens, valid):
-  """Children in turn, see the module and `SettleFn`."""
+  """Tests a node's children in turn; see the module and `SettleFn`."""
 
   def reject(carry, i):
     mass, owed = carry  # w_v q_v, w_v
@@ -207,7 +207,7 @@ def _post_order(tree: Tree) -> np.ndarray:
 
 
 def _tested_before(ancestors: Array | np.ndarray) -> Array:
-  """Whether m is tested before n, in post-order: `bool[B, n, m]`.
+  """`bool[B, n, m]`: true if m is tested before n, in post-order.
 
   Descendants of n are; of unrelated nodes the one on the earlier branch is.
   """

@@ -3,7 +3,7 @@
 A drafted token x is acceptable if `q(x) > min(epsilon, delta exp(-H(q)))` with
 H the target's entropy. On a single path tokens are accepted until one is not
 acceptable; on a tree of deterministic drafts the longest acceptable path wins,
-or the more probable of equals. The next token follows q.
+ties going to the more probable. The next token follows q.
 
 The distance reported is exact: on a path, TV(b p + Z q, q); on a deterministic
 tree the token after an accepted inner node is deterministic, so it is `1 -

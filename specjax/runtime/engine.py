@@ -202,7 +202,7 @@ class Engine:
       buffer_length=self._buffer(batch.width),
       stop_tokens=self.stop_tokens,
     )
-    args, options = self._asked(batch, self._budgets(batch))
+    args, options = self._arguments(batch, self._budgets(batch))
     args = (self.params, *args)
     loop: Callable[..., DecodeState]
     with self.on_mesh():
@@ -210,8 +210,8 @@ class Engine:
       of_loop = lambda rows, width, *more: (rows, self._buffer(width), *more)
       same = [k for k in self.programs if of_loop(*k) == of_loop(*shape)]
       if same:
-        beside = self.programs[same[0]]
-        loop, formats = beside.loop, beside.formats
+        other = self.programs[same[0]]
+        loop, formats = other.loop, other.formats
         prefill = compilation.compile_prefill(init, args, options, formats)
       else:
         both = compilation.compile_both(
@@ -236,7 +236,7 @@ class Engine:
     # A learner and a ladder must not learn from it: rows get no budget.
     learns = self.learner is not None or self.ladder is not None
     few = 0 if learns else min(_WARM, self.max_new_tokens)
-    args, options = self._asked(batch, np.full(batch.rows, few, np.int32))
+    args, options = self._arguments(batch, np.full(batch.rows, few, np.int32))
     state = prefill(self.params, *args, **options)
     jax.block_until_ready(self.generate(batch, state, 1))
     return seconds
@@ -265,7 +265,7 @@ class Engine:
     )
     return min([x for x in limits if x is not None], default=_NO_END)
 
-  def _asked(self, batch: Batch, budgets: np.ndarray) -> tuple[tuple, dict]:
+  def _arguments(self, batch: Batch, budgets: np.ndarray) -> tuple[tuple, dict]:
     """Prefill's arguments for a batch, without the parameters."""
     tokens, lengths, row_ids = batch.arrays()
     seeds = jnp.array(self._each(batch, "seed"), jnp.uint32)
@@ -282,7 +282,7 @@ class Engine:
             **self._penalties(batch),
           ),
           ignore_stop=np.array(
-            [bool(r.settings.ignore_eos) for r in batch.filled()]
+            [bool(r.settings.ignore_eos) for r in batch.row_requests()]
           ),
           inputs=batch.inputs(),
         ),
@@ -294,8 +294,8 @@ class Engine:
     return jax.set_mesh(self.mesh) if self.mesh else contextlib.nullcontext()
 
   def _each(self, batch, name) -> list:
-    """A setting for every row: the request's, or else the engine's."""
-    wanted = [getattr(request.settings, name) for request in batch.filled()]
+    """A setting of every row: the request's, else the engine's."""
+    wanted = [getattr(row.settings, name) for row in batch.row_requests()]
     return [getattr(self, name) if x is None else x for x in wanted]
 
   def _truncations(self, batch) -> dict[str, list]:
@@ -308,7 +308,7 @@ class Engine:
     rows = {
       name: [
         none if (value := getattr(request.settings, name)) is None else value
-        for request in batch.filled()
+        for request in batch.row_requests()
       ]
       for name, none in _NO_PENALTIES.items()
     }
@@ -344,7 +344,7 @@ class Engine:
     if budget is not None:
       budgets = np.minimum(budgets, budget)
     prefill = self.programs[self._shape(batch)].prefill
-    args, options = self._asked(batch, budgets)
+    args, options = self._arguments(batch, budgets)
     if self.learner is None:
       return prefill(self.params, *args, **options)
     state = prefill(self.learner.params, *args, **options)

@@ -70,7 +70,7 @@ class MeshDecoder(Decoder):
     def local(params, given):
       state = begin(params, given, buffer_length)
       empty = self._blank(params, given, buffer_length)
-      return self._together(empty, state)
+      return self._sum_changes(empty, state)
 
     cut = jax.tree.map(lambda _: P(self.row_axis), given)
     cut = dataclasses.replace(cut, stop_tokens=P())
@@ -115,19 +115,19 @@ class MeshDecoder(Decoder):
     """As `Decoder.steps`; `num_idle` counts the rows of all groups."""
 
     def local(params, state, num_steps, num_idle):
-      mine = self._goes_on(state, num_steps, num_idle, slots)
-      goes_on = lambda state: (
+      mine = self._condition(state, num_steps, num_idle, slots)
+      any_work = lambda state: (
         lax.pmax(mine(state).astype(jnp.int32), self.row_axis) > 0
       )
 
       def body(carry):
         before = carry[0].drafter_state
-        state = self._together(before, self.step(params, carry[0])[0])
-        return state, goes_on(state)
+        state = self._sum_changes(before, self.step(params, carry[0])[0])
+        return state, any_work(state)
 
-      first = cache_lib.reading(state, slots), goes_on(state)
+      first = cache_lib.with_read_slots(state, slots), any_work(state)
       last, _ = lax.while_loop(lambda c: c[1], body, first)
-      return cache_lib.reading(last, None)
+      return cache_lib.with_read_slots(last, None)
 
     return self._run(local, params, state, num_steps, num_idle)
 
@@ -175,7 +175,7 @@ class MeshDecoder(Decoder):
         after.drafter_state,
       )  # fmt: skip
       after = dataclasses.replace(after, drafter_state=learned)
-      return self._together(before.drafter_state, after)
+      return self._sum_changes(before.drafter_state, after)
 
     return self._run(local, params, state, row, *more)
 
@@ -196,7 +196,7 @@ class MeshDecoder(Decoder):
       check_vma=False,
     )
 
-  def _together(self, before: Any, state: DecodeState) -> DecodeState:
+  def _sum_changes(self, before: Any, state: DecodeState) -> DecodeState:
     """Sums all groups' changes since `before` to leaves that rows share."""
 
     def of(axis, old, new):
@@ -206,5 +206,5 @@ class MeshDecoder(Decoder):
       return old + lax.psum(added, self.row_axis)
 
     axes = self.drafter.row_axes(before)
-    together = rows.over_leaves(of, axes, before, state.drafter_state)
-    return dataclasses.replace(state, drafter_state=together)
+    summed = rows.over_leaves(of, axes, before, state.drafter_state)
+    return dataclasses.replace(state, drafter_state=summed)

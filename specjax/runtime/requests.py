@@ -40,7 +40,7 @@ class Settings:
   stop_token_ids: tuple[int, ...] | None = None
   ignore_eos: bool | None = None
 
-  def given(self) -> dict[str, Any]:
+  def overrides(self) -> dict[str, Any]:
     """The settings that are not None, by name."""
     return {k: v for k, v in vars(self).items() if v is not None}
 
@@ -108,7 +108,7 @@ class Batch:
 
     Spare rows repeat the first prompt.
     """
-    filled = self.filled()
+    filled = self.row_requests()
     tokens, lengths = _padded([p.token_ids for p in filled], self.width)
     return tokens, lengths, np.array([p.stream for p in filled], np.uint32)
 
@@ -116,11 +116,11 @@ class Batch:
     """The encoder's inputs, padded, or None."""
     if not self.input_width:
       return None
-    texts = [input_ids_of(p) for p in self.filled()]
+    texts = [input_ids_of(p) for p in self.row_requests()]
     tokens, lengths = _padded(texts, self.input_width)
     return Inputs(tokens=tokens, lengths=lengths)  # type: ignore[arg-type]
 
-  def filled(self) -> list[Request]:
+  def row_requests(self) -> list[Request]:
     """The request of every row; spare rows repeat the first."""
     return [
       *self.prompts,
@@ -141,7 +141,7 @@ def make_batches(
   *,
   batch_size: int,
   max_width: int,
-  among: int | None = None,
+  total: int | None = None,
 ) -> list[Batch]:
   """Groups prompts of similar length, so that few widths are compiled.
 
@@ -149,14 +149,14 @@ def make_batches(
     prompts: the prompts to decode, in the order of the file.
     batch_size: rows of a batch; fewer if there are fewer prompts.
     max_width: the longest prompt that the buffer holds.
-    among: number of prompts of the whole run, if some are decoded already.
+    total: number of prompts of the whole run, if some are decoded already.
 
   Returns:
     Batches of equally many rows, short prompts first.
   """
   if not prompts:
     return []
-  rows = min(batch_size, among or len(prompts))
+  rows = min(batch_size, total or len(prompts))
   # Encoder inputs are usually longer than prompts.
   ordered = sorted(
     prompts, key=lambda p: (len(input_ids_of(p)), len(p.token_ids))

@@ -22,14 +22,14 @@ from specjax.types import Params
 Loop = Callable[[Params, DecodeState, Any], DecodeState]
 
 
-def reads_at_once(params: Any) -> bool:
-  """Whether parameters are on devices whose passes read a fixed number."""
+def reads_fixed_slots(params: Any) -> bool:
+  """True if passes on the parameters' devices read a fixed number of slots."""
   devices = jax.tree.leaves(params)[0].sharding.device_set
   return not {device.platform for device in devices} <= {"cpu", "tpu"}
 
 
-def least(sizes: Iterable[int | None], slots: int | None) -> int | None:
-  """The least of some slot counts that suffices; None stands for all slots."""
+def smallest(sizes: Iterable[int | None], slots: int | None) -> int | None:
+  """The smallest slot count that suffices; None stands for all slots."""
   number = lambda size: math.inf if size is None else size
   return min((x for x in sizes if number(x) >= number(slots)), key=number)
 
@@ -38,7 +38,7 @@ def loop(
   decoder: Decoder,
   params: Params,
   programs: compilation.Programs,
-  whole: Loop,
+  full: Loop,
   *,
   text: int,
 ) -> Loop:
@@ -50,13 +50,13 @@ def loop(
     decoder: the decoder.
     params: parameters, as the programs were compiled for.
     programs: compiled for a decoder with the same state.
-    whole: the program that reads all slots.
+    full: the program that reads all slots.
     text: tokens of the shortest text to compile for; shorter ones use the same
       program.
   """
-  if not reads_at_once(params):
-    return whole
-  loops: dict[int | None, Loop] = {None: whole}
+  if not reads_fixed_slots(params):
+    return full
+  loops: dict[int | None, Loop] = {None: full}
   while (slots := decoder.slots_for(programs.state, text)) is not None:
     if slots not in loops:
       loops[slots] = compilation.compile_loop(
@@ -64,10 +64,10 @@ def loop(
         params, programs.state, programs.formats, (compilation.ROUNDS,),
       )  # fmt: skip
     text *= 2
-  return functools.partial(_in_turn, decoder, loops)
+  return functools.partial(_dispatch, decoder, loops)
 
 
-def _in_turn(
+def _dispatch(
   decoder: Decoder,
   loops: Mapping[int | None, Loop],
   params: Params,
@@ -77,13 +77,13 @@ def _in_turn(
   """`Decoder.steps`, by a loop for each slot count."""
   first = None
   while True:
-    made, lengths, reasons = fetch(
+    num_steps, lengths, reasons = fetch(
       (state.num_steps, state.length, state.stop_reason)
     )
     running = reasons == StopReason.RUNNING
-    first = made if first is None else first
-    rest = num_rounds - np.int32(made - first)
+    first = num_steps if first is None else first
+    rest = num_rounds - np.int32(num_steps - first)
     if not running.any() or int(rest) <= 0:
       return state
     slots = decoder.slots_for(state, int(lengths[running].max()))
-    state = loops[least(loops, slots)](params, state, rest)
+    state = loops[smallest(loops, slots)](params, state, rest)

@@ -29,7 +29,7 @@ import numpy as np
 
 # `(level, survival f64[n], context int[n]) -> bool[n]`: whether the next level
 # is drafted, after `level` of them. Before the first the context is ROOT.
-GoesOn = Callable[[int, np.ndarray, np.ndarray], np.ndarray]
+ContinueFn = Callable[[int, np.ndarray, np.ndarray], np.ndarray]
 
 ROOT = -1
 _SAME = 12  # decimals at which survivals count as equal
@@ -43,18 +43,18 @@ class Process:
 
   Attributes:
     first: `f64[X]`, the law of the first token's context.
-    following: `f64[X, X]`, the law of the next token's, given a token's.
+    transition: `f64[X, X]`, the law of the next token's context after each.
     acceptance: `f64[X]`, the probability that a token drawn in a context is
       accepted, given that all before it were.
   """
 
   first: np.ndarray
-  following: np.ndarray
+  transition: np.ndarray
   acceptance: np.ndarray
 
   def __post_init__(self):
     count = len(self.acceptance)
-    laws = np.vstack([self.first, self.following])
+    laws = np.vstack([self.first, self.transition])
     if (
       laws.shape != (count + 1, count)
       or (laws < 0).any()
@@ -68,20 +68,20 @@ class Process:
         f"acceptance must be in [0, 1], got {self.acceptance.tolist()}"
       )
 
-  def ahead(self, context: np.ndarray) -> np.ndarray:
+  def next_law(self, context: np.ndarray) -> np.ndarray:
     """The law of the next token's context, `int[n] -> f64[n, X]`."""
     root = (context == ROOT)[:, None]
-    return np.where(root, self.first, self.following[np.maximum(context, 0)])
+    return np.where(root, self.first, self.transition[np.maximum(context, 0)])
 
 
 def independent(
-  acceptance: Sequence[float], chances: Sequence[float] = (1.0,)
+  acceptance: Sequence[float], probs: Sequence[float] = (1.0,)
 ) -> Process:
   """Independent contexts, each with an acceptance and a probability."""
-  law = np.asarray(chances, np.float64)
+  law = np.asarray(probs, np.float64)
   return Process(
     first=law,
-    following=np.tile(law, (len(law), 1)),
+    transition=np.tile(law, (len(law), 1)),
     acceptance=np.asarray(acceptance, np.float64),
   )
 
@@ -138,13 +138,13 @@ class Outcome:
 class _Level:
   """The n distinguishable cases after a number of levels.
 
-  `below`, `int[n, X]`, are those after another level, `chances` theirs.
+  `below`, `int[n, X]`, are those after another level, `probs` theirs.
   """
 
   survival: np.ndarray
   context: np.ndarray
   below: np.ndarray
-  chances: np.ndarray
+  probs: np.ndarray
 
 
 def _cases(process: Process, depth: int) -> list[_Level]:
@@ -153,9 +153,9 @@ def _cases(process: Process, depth: int) -> list[_Level]:
   survival, context = np.ones(1), np.full(1, ROOT)
   levels = []
   for _ in range(depth + 1):
-    ahead = np.round(survival[:, None] * process.acceptance, _SAME)
+    reached = np.round(survival[:, None] * process.acceptance, _SAME)
     pairs = np.stack(
-      [ahead.ravel(), np.tile(np.arange(count), len(survival))], axis=1
+      [reached.ravel(), np.tile(np.arange(count), len(survival))], axis=1
     )
     unique, below = np.unique(pairs, axis=0, return_inverse=True)
     levels.append(
@@ -163,7 +163,7 @@ def _cases(process: Process, depth: int) -> list[_Level]:
         survival=survival,
         context=context,
         below=below.reshape(-1, count),
-        chances=process.ahead(context),
+        probs=process.next_law(context),
       )
     )
     survival, context = unique[:, 0], unique[:, 1].astype(int)
@@ -171,27 +171,27 @@ def _cases(process: Process, depth: int) -> list[_Level]:
 
 
 def outcome(
-  process: Process, costs: Costs, goes_on: GoesOn, depth: int
+  process: Process, costs: Costs, continues: ContinueFn, depth: int
 ) -> Outcome:
   """The exact means of a stopping rule with at most G levels."""
   levels = _cases(process, depth)
   go = [
-    np.asarray(goes_on(k, level.survival, level.context), bool)
+    np.asarray(continues(k, level.survival, level.context), bool)
     for k, level in enumerate(levels[:-1])
   ]
-  return _follow(levels, go, costs)
+  return _evaluate(levels, go, costs)
 
 
-def _follow(levels: list[_Level], go: list[np.ndarray], costs: Costs):
+def _evaluate(levels: list[_Level], go: list[np.ndarray], costs: Costs):
   marginal = costs.marginal(len(go))
   mass = np.ones(1)
   tokens, seconds, depth = 1.0, costs.of_round(0), 0.0
-  for k, goes in enumerate(go):
-    mass = np.where(goes, mass, 0)
+  for k, continuing in enumerate(go):
+    mass = np.where(continuing, mass, 0)
     seconds += marginal[k] * mass.sum()
     depth += mass.sum()
     further = np.zeros(len(levels[k + 1].survival))
-    np.add.at(further, levels[k].below, mass[:, None] * levels[k].chances)
+    np.add.at(further, levels[k].below, mass[:, None] * levels[k].probs)
     mass = further
     tokens += mass @ levels[k + 1].survival
   return Outcome(tokens=tokens, seconds=seconds, depth=depth)
@@ -204,7 +204,7 @@ def _best_for(levels: list[_Level], costs: Costs, rate: float):
   go: list[np.ndarray] = []
   for k in range(len(levels) - 2, -1, -1):
     gain = levels[k + 1].survival + worth
-    more = (levels[k].chances * gain[levels[k].below]).sum(axis=1)
+    more = (levels[k].probs * gain[levels[k].below]).sum(axis=1)
     more -= rate * marginal[k]
     go.insert(0, more > _TINY)
     worth = np.maximum(more, 0)
@@ -219,7 +219,7 @@ def optimum(process: Process, costs: Costs, depth: int) -> Outcome:
   """
   levels = _cases(process, depth)
   return _iterate(
-    lambda rate: _follow(levels, _best_for(levels, costs, rate), costs), costs
+    lambda rate: _evaluate(levels, _best_for(levels, costs, rate), costs), costs
   )
 
 
@@ -246,7 +246,7 @@ def static(process: Process, costs: Costs, depth: int) -> Outcome:
 
 
 def best_static(process: Process, costs: Costs, depth: int) -> Outcome:
-  """The best fixed depth of 0..G, the least of equals."""
+  """The best fixed depth of 0..G; ties go to the smallest."""
   options = [static(process, costs, k) for k in range(depth + 1)]
   most = max(one.rate for one in options)
   return next(one for one in options if one.rate >= most * (1 - 1e-12))
@@ -261,10 +261,10 @@ def myopic(process: Process, costs: Costs, depth: int) -> Outcome:
   marginal = costs.marginal(depth)
 
   def step(rate):
-    def goes_on(k, s, x):
-      gain = s * (process.ahead(x) @ process.acceptance)
+    def continues(k, s, x):
+      gain = s * (process.next_law(x) @ process.acceptance)
       return gain > rate * marginal[k] + _TINY
 
-    return outcome(process, costs, goes_on, depth)
+    return outcome(process, costs, continues, depth)
 
   return _iterate(step, costs)

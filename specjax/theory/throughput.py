@@ -146,7 +146,7 @@ def best_num_tokens(
     acceptance: P.
     draft_seconds: T_s.
     verify_seconds: T_v, or a function of the tokens fed (N + 1).
-    most: the largest N to try; the smallest of equals is returned.
+    most: the largest N to try; ties go to the smallest.
   """
   n = np.arange(most + 1)
   verify = verify_seconds(n + 1) if callable(verify_seconds) else verify_seconds

@@ -38,7 +38,7 @@ def loss(draft: DraftFn, objective: Objective) -> Callable[[Any, Ring], Array]:
 
   def of(params, ring: Ring) -> Array:
     ring = online.in_order(ring)
-    student, said = draft(params, ring)
+    student, valid = draft(params, ring)
     text = online.texts(ring)
     followed = jnp.pad(text[:, :-1] == text[:, 1:], ((0, 0), (0, 1)))
     labels = jnp.roll(ring.tokens, -1, axis=1)
@@ -47,7 +47,7 @@ def loss(draft: DraftFn, objective: Objective) -> Callable[[Any, Ring], Array]:
       labels = _place(labels, ring.ids)
     # Tokens that the draft cannot produce get the floor.
     student = jnp.maximum(jax.nn.log_softmax(student), online.FLOOR)
-    weights = ring.known & said & followed
+    weights = ring.known & valid & followed
     return objective(
       student, ring.log_probs, labels, weights.astype(student.dtype)
     )

@@ -79,13 +79,13 @@ def distance(student: Array, teacher: Array) -> Array:
   return jnp.sum(jnp.where(q > p, q - p, 0), -1)
 
 
-def next_token_and_tv(student, teacher, labels, weights, told=None) -> Array:
+def next_token_and_tv(student, teacher, labels, weights, text=None) -> Array:
   """DSpark's (2026): 0.1 `next_token` plus 0.9 times twice `total_variation`.
 
-  `told` are the weights of the first, by default those of both.
+  `text` has the weights of the first, by default those of both.
   """
-  told = weights if told is None else told
-  return 0.1 * next_token(student, teacher, labels, told) + (
+  text = weights if text is None else text
+  return 0.1 * next_token(student, teacher, labels, text) + (
     1.8 * total_variation(student, teacher, labels, weights)
   )
 

@@ -24,7 +24,7 @@ from specjax.warp import make_sampling
       r"buffer_length \(40\), so it must be at least 46",
     ),
     (dict(max_new_tokens=-1), "max_new_tokens must be 0 or more"),
-    (dict(max_new_tokens=[1, 2]), "be one, or have an entry"),
+    (dict(max_new_tokens=[1, 2]), "be a scalar or have an entry"),
     (dict(prompts=PROMPTS[0]), "a row for each"),
     (dict(prompts=np.full((5, 6), -1)), r"tokens must be in 0\.\.10"),
     (dict(prompts=np.full((5, 6), VOCAB)), r"tokens must be in 0\.\.10"),

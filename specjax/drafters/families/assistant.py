@@ -6,8 +6,8 @@ target's cached keys and values, so it has no cache, needs no prefill, and has
 nothing to roll back after a rejection. For drafted tokens the assistant's own
 hidden state at the parent replaces the target's.
 
-All queries of a round have the newest token's position and see the same slots:
-the tokens before the newest. Drafted tokens are not cached; they reach later
+All queries of a round have the newest token's position and see the same slots,
+those of the tokens before it. Drafted tokens are not cached; they reach later
 queries through hidden states only. So a level of a tree is one pass, without a
 mask.
 
@@ -64,14 +64,14 @@ def assistant(
     return _dynamic(head, drawing)
 
   def begin(params, state, target_cache, context):
-    ask = _asking(head, params.draft, target_cache, context)
+    query = _query_fn(head, params.draft, target_cache, context)
 
     def first(hidden, drafting):
       del drafting
-      return *ask(context.root, hidden), jnp.ones((), jnp.int32)
+      return *query(context.root, hidden), jnp.ones((), jnp.int32)
 
     def feed(hidden, depth, drawn):
-      return ask(drawn, hidden[:, levels.parents(form, depth)])
+      return query(drawn, hidden[:, levels.parents(form, depth)])
 
     return chains.Passes(
       carry=state[:, None],
@@ -92,13 +92,13 @@ def _dynamic(model: CacheReader, drawing: Drawing) -> Drafter:
   best_first.check(drawing, width=top_k)
 
   def propose(params, state, target_cache, context):
-    ask = _asking(model, params.draft, target_cache, context)
-    logits, hidden = ask(context.root, state[:, None])
+    query = _query_fn(model, params.draft, target_cache, context)
+    logits, hidden = query(context.root, state[:, None])
 
     def feed(hidden, level, tokens, parents):
       del level
       above = jnp.take_along_axis(hidden, parents[..., None], axis=1)
-      return ask(tokens, above)
+      return query(tokens, above)
 
     draft, _ = best_first.draft_tree(
       logits[:, 0], feed, hidden, context, drawing, width=top_k
@@ -115,7 +115,7 @@ def _dynamic(model: CacheReader, drawing: Drawing) -> Drafter:
   )
 
 
-def _asking(model: CacheReader, params, cache: Cache, context: Context):
+def _query_fn(model: CacheReader, params, cache: Cache, context: Context):
   """`(tokens i32[B, W], hidden f[B, W, F]) -> (f32[B, W, V'], f[B, W, F])`.
 
   Every token queries the slots before the newest token, from its position.
@@ -123,14 +123,14 @@ def _asking(model: CacheReader, params, cache: Cache, context: Context):
   newest = context.length - 1
   cache = cache.replace(length=newest)
 
-  def ask(tokens: Array, hidden: Array) -> tuple[Array, Array]:
+  def query(tokens: Array, hidden: Array) -> tuple[Array, Array]:
     positions = jnp.broadcast_to(newest[:, None], tokens.shape)
     logits, after = model.apply(
       params, tokens, hidden, cache, positions=positions
     )
     return logits, after.astype(hidden.dtype)
 
-  return ask
+  return query
 
 
 def _fields(model: CacheReader) -> dict[str, Any]:

@@ -145,7 +145,7 @@ def lookahead(
     newest, at = lax.top_k(fits, num_guesses)
     guesses = jnp.take_along_axis(pool.grams, at[..., None], axis=1)[..., 1:]
     present = jnp.broadcast_to((newest > 0)[..., None], guesses.shape)
-    guessed, parents = tries.joined(guesses, present)
+    guessed, parents = tries.merge(guesses, present)
     ahead = state.window.reshape(rows, -1)[:, 1:]
     draft = Draft(
       tree=tree,
@@ -168,12 +168,12 @@ def lookahead(
     known = commit.length - commit.start  # tokens of `commit.tokens`
     spread = np.arange(window) * known[:, None] // window
     ahead = spread[:, None] + np.arange(ngram - 1)[:, None]
-    begun = jax.vmap(lambda text, at: text[at])(
+    first = jax.vmap(lambda text, at: text[at])(
       commit.tokens, ahead % known[:, None, None]
     )
     is_new = state.tail[:, -1] < 0
-    begun = jnp.where(is_new[:, None, None], begun, state.window)
-    state = dataclasses.replace(state, window=begun)
+    first = jnp.where(is_new[:, None, None], first, state.window)
+    state = dataclasses.replace(state, window=first)
     return read(state, commit.tokens, commit.num_refed, commit.count)
 
   def commit(params, state: _State, commit: Commit) -> _State:
@@ -183,13 +183,13 @@ def lookahead(
     new = jnp.argmax(logits, axis=-1).astype(jnp.int32)  # [B, W]
     columns = state.window.at[:, 0, 0].set(commit.tokens[:, 0])
     columns = jnp.concatenate([columns, new[:, None]], axis=1)
-    went_on = commit.count > 0
+    committed = commit.count > 0
     pool = _insert(
       state.pool,
       jnp.swapaxes(columns, 1, 2),
-      jnp.broadcast_to(went_on[:, None], new.shape),
+      jnp.broadcast_to(committed[:, None], new.shape),
     )
-    ahead = jnp.where(went_on[:, None, None], columns[:, 1:], state.window)
+    ahead = jnp.where(committed[:, None, None], columns[:, 1:], state.window)
     state = dataclasses.replace(state, window=ahead, pool=pool)
     text = jnp.take_along_axis(commit.tokens, commit.path, axis=1)
     return read(state, text, jnp.zeros_like(commit.count), commit.count)
@@ -246,8 +246,8 @@ def _insert(pool: _Pool, grams: Array, kept: Array) -> _Pool:
   """
   count = grams.shape[1]
 
-  def of_row(held, stamps, clock, new, kept):
-    same = (held[:, None] == new).all(axis=-1) & kept  # [P, J]
+  def of_row(old, stamps, clock, new, kept):
+    same = (old[:, None] == new).all(axis=-1) & kept  # [P, J]
     stamps = jnp.where(same.any(axis=1), 0, stamps)
     twice = (new[:, None] == new).all(axis=-1) & kept  # [J, J]
     later = np.triu(np.ones((count, count), bool), k=1)
@@ -257,12 +257,12 @@ def _insert(pool: _Pool, grams: Array, kept: Array) -> _Pool:
     place = jnp.where(kept, place, len(stamps))  # nowhere
     when = clock + 1 + np.arange(count)
     return (
-      held.at[place].set(new, mode="drop"),
+      old.at[place].set(new, mode="drop"),
       stamps.at[place].set(when.astype(jnp.int32), mode="drop"),
       clock + count,
     )
 
-  held, stamps, clock = jax.vmap(of_row)(
+  old, stamps, clock = jax.vmap(of_row)(
     pool.grams, pool.stamps, pool.clock, grams, kept
   )
-  return _Pool(grams=held, stamps=stamps, clock=clock)
+  return _Pool(grams=old, stamps=stamps, clock=clock)

@@ -28,7 +28,7 @@ from specjax.types import Commit, Context, Drafter, LanguageModel
 
 _WINDOW = 2
 _NUM_REFED = 2  # tokens fed again when a text continues
-_PIECE = 16  # tokens per chunk when a cache catches up
+_CHUNK = 16  # tokens per chunk when a cache catches up
 
 
 def model(
@@ -73,14 +73,14 @@ def model(
     )
     # Room for a round: no recurrent state then passes a point to roll back to.
     room = form.max_depth + 1 + _NUM_REFED
-    return cache.replace(recurrent=recurrent.widened(cache.recurrent, room))
+    return cache.replace(recurrent=recurrent.widen(cache.recurrent, room))
 
   def prefill(params, cache: Cache, commit: Commit) -> Cache:
-    held = cache.length
-    cache = levels.read_prompt(draft, params.draft, cache, commit)
+    cached = cache.length
+    cache = levels.prefill(draft, params.draft, cache, commit)
     # A gap in the text before is not filled by what comes after.
-    lacks = held < commit.start
-    return cache.replace(length=jnp.where(lacks, held, cache.length))
+    has_gap = cached < commit.start
+    return cache.replace(length=jnp.where(has_gap, cached, cache.length))
 
   def commit(params, cache: Cache, commit: Commit) -> Cache:
     del params
@@ -103,36 +103,36 @@ def model(
       )
       return draft.apply(params.draft, fed, cache.replace(length=start))
 
-    def caught_up(cache: Cache, drafting: Array) -> tuple[Cache, Array]:
+    def catch_up(cache: Cache, drafting: Array) -> tuple[Cache, Array]:
       """Fills the caches of drafting rows up to the window; counts passes."""
-      piece = min(_PIECE, columns)
+      chunk = min(_CHUNK, columns)
 
-      def feed_piece(carry):
+      def feed_chunk(carry):
         cache, count = carry
-        held = cache.length
-        start = jnp.minimum(held, columns - piece)
-        _, cache = feed_text(cache, start, piece)
-        length = jnp.maximum(held, start + piece)
+        cached = cache.length
+        start = jnp.minimum(cached, columns - chunk)
+        _, cache = feed_text(cache, start, chunk)
+        length = jnp.maximum(cached, start + chunk)
         if cache.idle is not None:  # these rows were fed arbitrary tokens
-          length = jnp.where(cache.idle, held, length)
+          length = jnp.where(cache.idle, cached, length)
         cache = cache.replace(length=length)
         return cache, count + 1
 
       return lax.while_loop(
         lambda carry: jnp.any(drafting & (carry[0].length < root - _WINDOW)),
-        feed_piece,
+        feed_chunk,
         (cache, jnp.zeros((), jnp.int32)),
       )
 
     def first(carry, drafting):
       cache, count = carry[0], jnp.zeros((), jnp.int32)
       if policy:
-        cache, count = caught_up(cache, drafting)
-      held, start = cache.length, jnp.maximum(root - _WINDOW, 0)
+        cache, count = catch_up(cache, drafting)
+      cached, start = cache.length, jnp.maximum(root - _WINDOW, 0)
       output, cache = feed_text(cache, start, _WINDOW)
-      held = jnp.where(held >= start, root, held)
+      cached = jnp.where(cached >= start, root, cached)
       newest = take_node(output.logits, root - 1 - start)
-      carry = cache.replace(length=root), held, held == root
+      carry = cache.replace(length=root), cached, cached == root
       return newest[:, None], carry, count + 1
 
     def feed(carry, depth, drawn):
@@ -147,9 +147,9 @@ def model(
       return output.logits, (cache.replace(length=root), *rest)
 
     def close(carry, fed):
-      cache, held, is_whole = carry
-      held = jnp.where(is_whole, held + jnp.maximum(fed, 0), held)
-      return cache.replace(length=held), target_cache
+      cache, cached, is_complete = carry
+      cached = jnp.where(is_complete, cached + jnp.maximum(fed, 0), cached)
+      return cache.replace(length=cached), target_cache
 
     return chains.Passes(
       carry=(cache, cache.length, jnp.zeros(root.shape, bool)),

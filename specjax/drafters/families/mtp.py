@@ -151,7 +151,7 @@ def _feed(
   on_path = np.kron(np.eye(nodes), np.tri(depth)).astype(bool)
   mask = exists & on_path | np.eye(nodes * depth, dtype=bool)
   flat = lambda x: x.reshape(rows, nodes * depth, *x.shape[3:])
-  apart = lambda x: x.reshape(rows, nodes, depth, *x.shape[2:])
+  split = lambda x: x.reshape(rows, nodes, depth, *x.shape[2:])
   logits, hidden, cache = models[number].apply(
     params.draft,
     flat(path),
@@ -161,7 +161,7 @@ def _feed(
     mask=mask,
     logits_at=jnp.tile(depth * np.arange(1, nodes + 1) - 1, (rows, 1)),
   )
-  fed = apart(hidden)
+  fed = split(hidden)
   caches = (*level.caches[:number], cache, *level.caches[number + 1 :])
   hidden = jnp.concatenate([drawn_after, fed[:, :, -1:]], axis=2)
   level = _Level(path=path, fed=fed, hidden=hidden, caches=caches)

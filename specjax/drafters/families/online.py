@@ -195,14 +195,14 @@ def _written(ring: Ring, commit: Commit, vocab_size: int) -> Ring:
   else:
     law = along(output.logits)[..., :vocab_size].astype(jnp.float32)
     law = jax.nn.log_softmax(law, axis=-1)
-    sound = ~jnp.isnan(law).any(axis=-1)
-    law = jnp.where(sound[..., None], law, 0)
+    is_finite = ~jnp.isnan(law).any(axis=-1)
+    law = jnp.where(is_finite[..., None], law, 0)
     ids = None
     if ring.ids is not None:
       _, ids = jax.lax.top_k(law, ring.ids.shape[-1])
       law = lumped(law, ids)
     law = jnp.maximum(law, FLOOR).astype(ring.log_probs.dtype)
-    new |= {"log_probs": law, "ids": ids, "known": sound}
+    new |= {"log_probs": law, "ids": ids, "known": is_finite}
   return _added(ring, new, count)
 
 
@@ -242,7 +242,7 @@ def lumped(logits: Array, ids: Array) -> Array:
 
 # ---------------------------------- a draft's distributions on a ring's texts
 
-# `(parameters, ring in order) -> (logits f32[B, R, V], said bool[B, R])`: the
+# `(parameters, ring in order) -> (logits f32[B, R, V], valid bool[B, R])`: the
 # draft's logits for the token after each entry, and where it has any.
 DraftFn = Callable[[Any, Ring], tuple[Array, Array]]
 

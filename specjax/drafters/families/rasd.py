@@ -130,7 +130,7 @@ def rasd(
   def propose(params, cache, target_cache, context):
     root_logits, cache = read(params.draft.model, cache, context)
     looked_up = search.trie(params.draft.corpus, context, count)
-    scores, cache = judged(
+    scores, cache = score_trie(
       params.draft.model, root_logits, cache, looked_up, context
     )
     drawn, cache = levels.draft_tree(
@@ -148,7 +148,7 @@ def rasd(
     logits = take_node(output.logits, context.length - 1 - start)
     return logits, cache.replace(length=context.length)
 
-  def judged(draft_params, root_logits, cache, looked_up: Trie, context):
+  def score_trie(draft_params, root_logits, cache, looked_up: Trie, context):
     """The draft model's log-probability of each path, `f32[B, R]`."""
     parents = jnp.pad(looked_up.parents, ((0, 0), (1, 0)), constant_values=-1)
     topology = data_topology(trie, parents)
@@ -176,7 +176,7 @@ def rasd(
     tree=whole,
     siblings=GIVEN,
     init=init,
-    prefill=lambda params, cache, commit: levels.read_prompt(
+    prefill=lambda params, cache, commit: levels.prefill(
       draft, params.draft.model, cache, commit
     ),
     propose=propose,
@@ -203,9 +203,9 @@ def _merged(drawn: Draft, looked_up: Trie, scores: Array, whole: Tree) -> Draft:
   take = lambda x: jnp.take_along_axis(x, kept, axis=1)
   above = take(looked_up.parents) - 1  # in the trie, -1 the root
   duplicate = jnp.take_along_axis(duplicates, jnp.maximum(above, 0), axis=1)
-  beside = jnp.argmax(kept[:, None] == above[..., None], axis=-1) + num_drawn
+  chosen = jnp.argmax(kept[:, None] == above[..., None], axis=-1) + num_drawn
   parents = jnp.where(
-    above < 0, 0, jnp.where(duplicate >= 0, duplicate, beside)
+    above < 0, 0, jnp.where(duplicate >= 0, duplicate, chosen)
   )
   parents = jnp.where(best > -jnp.inf, parents, -1).astype(jnp.int32)
   fill = ((0, 0), (0, left - count))

@@ -71,8 +71,8 @@ def repeats(
     followers, matched = look_up(
       context.tokens, context.length, count=tokens, max_ngram=max_ngram
     )
-    reads_on = matched >= min_match  # [B]
-    allowed = jnp.where(reads_on, 0, context.max_depth)
+    is_match = matched >= min_match  # [B]
+    allowed = jnp.where(is_match, 0, context.max_depth)
 
     drafted, state, target_cache = drafter.propose(
       params,
@@ -81,7 +81,7 @@ def repeats(
       dataclasses.replace(context, max_depth=allowed),
     )
     drafted = _within(drafted, tree)
-    return _chosen(reads_on, followers, drafted), state, target_cache
+    return _chosen(is_match, followers, drafted), state, target_cache
 
   return dataclasses.replace(
     drafter, name=f"{drafter.name}, repeats", tree=tree, propose=propose
@@ -117,7 +117,7 @@ def _within(draft: Draft, tree: Tree) -> Draft:
   )
 
 
-def _chosen(reads_on: Array, followers: Array, drafted: Draft) -> Draft:
+def _chosen(is_match: Array, followers: Array, drafted: Draft) -> Draft:
   """The looked-up tokens, `i32[B, G]`, in rows that match, else the draft."""
   depth, nodes = drafted.tree.max_depth, drafted.tree.num_drafted
   followers = jnp.pad(followers, ((0, 0), (0, nodes - depth)))
@@ -126,14 +126,14 @@ def _chosen(reads_on: Array, followers: Array, drafted: Draft) -> Draft:
   if log_probs is not None:
     certain = whole[..., None] == np.arange(log_probs.shape[-1])
     point = jnp.where(certain, 0, -jnp.inf).astype(log_probs.dtype)
-    log_probs = jnp.where(reads_on[:, None, None], point, log_probs)
+    log_probs = jnp.where(is_match[:, None, None], point, log_probs)
   if parents is not None:
     chain = np.full(nodes + 1, -1, np.int32)
     chain[: depth + 1] = np.arange(-1, depth)
-    parents = jnp.where(reads_on[:, None], chain, parents)
+    parents = jnp.where(is_match[:, None], chain, parents)
   return dataclasses.replace(
     drafted,
-    tokens=jnp.where(reads_on[:, None], whole, drafted.tokens),
+    tokens=jnp.where(is_match[:, None], whole, drafted.tokens),
     log_probs=log_probs,
     parents=parents,
   )

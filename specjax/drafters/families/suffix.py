@@ -12,8 +12,8 @@ rows (`specjax.drafters.shared.corpus`), if there is one; the trees are merged
 under one budget. With the corpus alone it is REST (He et al., NAACL 2024).
 
 Differences from the authors' code: no suffix tree is kept, the text's buffer is
-compared with its own end; of more than `max_hits` occurrences the longest, then
-latest, matches count; a continuation that reaches the text's end repeats
+compared with its own end; `max_hits` occurrences are used, the longest and then
+the latest matches; a continuation that reaches the text's end repeats
 periodically. SuffixDecoding takes the better of the row's tree and the
 corpus's; here a node has the larger of its two values. REST drafts the 64 most
 frequent prefixes of continuations whatever the match.
@@ -112,7 +112,7 @@ class Search:
   def bounds(self, num_nodes: int) -> Tree:
     """The bounds of trees of that many nodes; ValueError for invalid sizes."""
     occurrences.check(
-      depth=self.depth, max_hits=self.max_hits, **self._likely(num_nodes)
+      depth=self.depth, max_hits=self.max_hits, **self._selection(num_nodes)
     )
     return occurrences.bounds(num_nodes, self.depth)
 
@@ -120,10 +120,10 @@ class Search:
     self, index: Corpus | None, context: Context, num_nodes: int
   ) -> tries.Trie:
     """The likeliest continuations of the texts, at most `num_nodes` nodes."""
-    found = self.found(index, context)
-    return occurrences.together(found, **self._likely(num_nodes))
+    found = self.find(index, context)
+    return occurrences.merge(found, **self._selection(num_nodes))
 
-  def found(
+  def find(
     self, index: Corpus | None, context: Context
   ) -> list[occurrences.Occurrences]:
     """The occurrences in each source."""
@@ -144,7 +144,7 @@ class Search:
       sources.append(matched)
     return sources
 
-  def _likely(self, num_nodes: int) -> dict[str, Any]:
+  def _selection(self, num_nodes: int) -> dict[str, Any]:
     return dict(
       num_nodes=num_nodes, max_match=self.max_match, min_prob=self.min_prob,
       nodes_per_match=self.nodes_per_match or math.inf,

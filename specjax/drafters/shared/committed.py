@@ -54,8 +54,8 @@ def fields(
 
   return dict(
     init=begin,
-    prefill=functools.partial(feed, models, goes_on=False),
-    commit=functools.partial(feed, models, goes_on=True),
+    prefill=functools.partial(feed, models, after_round=False),
+    commit=functools.partial(feed, models, after_round=True),
     row_axes=row_axes,
     max_positions=models[0].max_positions,
     num_refed=max(len(models), 2),
@@ -91,11 +91,11 @@ def feed(
   state: HeadState,
   commit: Commit,
   *,
-  goes_on: bool,
+  after_round: bool,
 ) -> HeadState:
   """Feeds every layer the new positions, in one pass of W tokens each.
 
-  With `goes_on`, as after a round, the state covers the text up to
+  With `after_round`, as after a round, the state covers the text up to
   `commit.start`, and layer k begins k - 1 positions before it. For prompts all
   layers begin at `commit.start`: their newest D tokens are fed again.
   """
@@ -111,7 +111,7 @@ def feed(
   back = jnp.zeros_like(commit.start)  # from `start` to the first fed position
   caches, newest, logits = [], [], state.logits
   for k, model in enumerate(models, 1):
-    if k > 1 and goes_on:
+    if k > 1 and after_round:
       further = commit.start >= k - 1  # else the layer has no position yet
       shifted = jnp.concatenate(
         [state.hidden[k - 2][:, None], hidden[:, :-1]], axis=1
@@ -123,7 +123,7 @@ def feed(
     last = jnp.clip(length - 1 - k - first, 0, len(steps) - 1)[:, None]
     fed = jnp.take_along_axis(tokens, at, axis=1)
     cache = state.caches[k - 1].replace(length=first)
-    if k == len(models) and not goes_on:
+    if k == len(models) and not after_round:
       # States are needed only at the last position, which is fed again.
       nowhere = last[:, :0]
       _, _, cache = model.apply(
@@ -133,7 +133,7 @@ def feed(
       fed = jnp.take_along_axis(fed, last, axis=1)
       hidden = jnp.take_along_axis(hidden, last[..., None], axis=1)
       last = jnp.zeros_like(last)
-    said, hidden, cache = model.apply(
+    output, hidden, cache = model.apply(
       params.draft,
       fed,
       hidden,
@@ -141,7 +141,7 @@ def feed(
       logits_at=last if k == 1 else last[:, :0],
     )
     if k == 1:
-      logits = said[:, 0].astype(state.logits.dtype)
+      logits = output[:, 0].astype(state.logits.dtype)
     caches.append(cache.replace(length=jnp.maximum(length - k, 0)))
     of_last = jnp.take_along_axis(hidden, last[..., None], axis=1)[:, 0]
     newest.append(of_last.astype(state.hidden[0].dtype))

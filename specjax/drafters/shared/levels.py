@@ -118,7 +118,7 @@ def draft_tree(
   return draw_tree(root_logits, feed, cache, context, drawing)
 
 
-def read_prompt(
+def prefill(
   model: LanguageModel, params: Any, cache: Cache, commit: Commit
 ) -> Cache:
   """Prefills a draft model's cache with a prompt, without logits."""

@@ -23,8 +23,8 @@ class Occurrences:
   Attributes:
     tokens: `i32[B, K, D]`.
     present: `bool[B, K, D]`; a prefix of each continuation.
-    match: `i32[B, K]`, how many of the text's last tokens precede each, 0 where
-      nothing was found. It does not increase with k.
+    match: `i32[B, K]`, how many of the text's last tokens precede each, 0 if
+      nothing was found; not increasing with k.
   """
 
   tokens: Array
@@ -52,12 +52,12 @@ def in_text(
     last = length - 1
     place = jnp.arange(len(tokens), dtype=jnp.int32)
     matched = jnp.zeros_like(place)  # tokens matched, ending at each place
-    alive = place < last
+    matches = place < last
     for back in range(max_match):
       earlier = jnp.roll(tokens, back)  # earlier[i] == tokens[i - back]
       wanted = tokens[jnp.maximum(last - back, 0)]
-      alive &= (place >= back) & (last >= back) & (earlier == wanted)
-      matched += alive
+      matches &= (place >= back) & (last >= back) & (earlier == wanted)
+      matched += matches
     ranked = jnp.where(matched > 0, matched * len(tokens) + place, 0)
     _, end = lax.top_k(ranked, min(count, len(tokens)))
     end = jnp.pad(end, (0, max(count - len(tokens), 0)), constant_values=last)
@@ -71,7 +71,7 @@ def in_text(
   return Occurrences(tokens=followers, present=present, match=match)
 
 
-def likely(
+def select_prefixes(
   occurrences: Occurrences,
   same: Array,
   *,
@@ -84,12 +84,12 @@ def likely(
 
   For every match length m, the likeliest prefixes among occurrences that match
   at least m tokens are selected, as many as m allows. The m with the largest
-  sum of probabilities wins, the longest of equals. A prefix is never likelier
+  sum of probabilities wins; ties go to the longest. A prefix is never likelier
   than a shorter one of it, so the selection is a tree.
 
   Args:
     occurrences: the occurrences.
-    same: `bool[B, K, K, D]`, from `tries.alike`.
+    same: `bool[B, K, K, D]`, from `tries.shared_prefixes`.
     num_nodes: M, the most prefixes to select.
     max_match: the longest m.
     nodes_per_match: at most this many times m prefixes are selected.
@@ -125,24 +125,24 @@ def likely(
   return jnp.swapaxes(value.reshape(rows, depth, count), 1, 2)
 
 
-def together(
+def merge(
   sources: list[Occurrences], *, num_nodes: int, **settings: Any
 ) -> tries.Trie:
   """Merges the occurrences of several sources into one tree and budget.
 
-  A node's value is the largest that any source gives it, by `likely`.
+  A node's value is the largest that any source gives it, by `select_prefixes`.
   """
-  sames = [tries.alike(s.tokens, s.present) for s in sources]
+  shared = [tries.shared_prefixes(s.tokens, s.present) for s in sources]
   values = [
-    likely(source, same, num_nodes=num_nodes, **settings)
-    for source, same in zip(sources, sames, strict=True)
+    select_prefixes(source, same, num_nodes=num_nodes, **settings)
+    for source, same in zip(sources, shared, strict=True)
   ]
   join = lambda parts: jnp.concatenate(parts, axis=1)
   tokens = join([s.tokens for s in sources])
-  same = sames[0]
+  same = shared[0]
   if len(sources) > 1:
-    same = tries.alike(tokens, join([s.present for s in sources]))
-  return tries.best(tokens, same, join(values), num_nodes)
+    same = tries.shared_prefixes(tokens, join([s.present for s in sources]))
+  return tries.best_trie(tokens, same, join(values), num_nodes)
 
 
 def check(

@@ -26,8 +26,8 @@ class Trie:
   values: Array
 
 
-def alike(tokens: Array, present: Array) -> Array:
-  """Which pairs of continuations share a prefix.
+def shared_prefixes(tokens: Array, present: Array) -> Array:
+  """Pairs of continuations that share a prefix.
 
   Args:
     tokens: `i32[B, K, D]`.
@@ -42,7 +42,7 @@ def alike(tokens: Array, present: Array) -> Array:
   return jnp.cumsum(~same, axis=-1) == 0
 
 
-def joined(tokens: Array, present: Array) -> tuple[Array, Array]:
+def merge(tokens: Array, present: Array) -> tuple[Array, Array]:
   """Merges all continuations into a tree.
 
   Args:
@@ -54,7 +54,7 @@ def joined(tokens: Array, present: Array) -> tuple[Array, Array]:
     other.
   """
   rows, count, depth = tokens.shape
-  first = _first(alike(tokens, present))
+  first = _first(shared_prefixes(tokens, present))
   is_first = present & (first == np.arange(count)[:, None])
   above = first[..., :-1] * depth + np.arange(depth - 1) + 1
   parents = jnp.concatenate([jnp.zeros_like(first[..., :1]), above], axis=-1)
@@ -63,20 +63,20 @@ def joined(tokens: Array, present: Array) -> tuple[Array, Array]:
   return flat(tokens), flat(parents)
 
 
-def best(tokens: Array, same: Array, values: Array, count: int) -> Trie:
+def best_trie(tokens: Array, same: Array, values: Array, count: int) -> Trie:
   """The tree of the prefixes with the largest values.
 
   Args:
     tokens: `i32[B, K, D]`.
-    same: from `alike`.
+    same: from `shared_prefixes`.
     values: `f32[B, K, D]`, the value of each prefix of d + 1 tokens, never
       above that of a shorter one. 0 is left out; equal prefixes get the
       largest of their values.
     count: M, nodes at most.
 
   Returns:
-    The `Trie`, largest values first; of equals the shallower, then those of
-    earlier continuations.
+    The `Trie`, largest values first; ties go to shallower nodes, then to those
+    of earlier continuations.
   """
   rows, paths, depth = tokens.shape
   most = jnp.max(jnp.where(same, values[:, None], 0), axis=2)

@@ -197,7 +197,7 @@ def test_programs_that_read_more_slots_at_once_give_the_same_bits(fed, dtype):
   q, new, buffers = jax.tree.map(cast, (q, new, buffers))
   attended = lambda read: np.asarray(
     jax.jit(attend_slots)(
-      q, new, buffers, dataclasses.replace(sees, read=read)
+      q, new, buffers, dataclasses.replace(sees, read_slots=read)
     ), np.float32,
   )  # fmt: skip
   whole = attended(None)

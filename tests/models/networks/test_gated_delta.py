@@ -144,11 +144,11 @@ def errors(*, chain=False, more=0):
 
   @jax.jit
   def keep(held, start, path):
-    return recurrent.path_kept(held, start, path)
+    return recurrent.keep_path(held, start, path)
 
   memory = delta_memory(SPEC, ROWS, jnp.float64)
   held = Recurrent(base=jnp.zeros(ROWS, jnp.int32), layers=(memory,))
-  held = recurrent.widened(held, NODES + more)
+  held = recurrent.widen(held, NODES + more)
   length, slow = np.zeros(ROWS, np.int32), [Slow(module) for _ in range(ROWS)]
   worst = 0.0
   for _ in range(ROUNDS):
@@ -173,7 +173,7 @@ def errors(*, chain=False, more=0):
       count[row], slow[row] = len(path), after[last]
     held = keep(held, length, paths)
     length = length + count
-  folded = recurrent.folded(held, length, 1)
+  folded = recurrent.fold(held, length, 1)
   assert folded is not None
   states = np.stack([s.states for s in slow])
   return worst, float(np.abs(folded.layers[0].state - states).max())
@@ -261,8 +261,8 @@ def test_numbers_that_are_none_reach_those_below_them_alone():
 
   memory = delta_memory(SPEC, 1, jnp.float64)
   empty = Recurrent(base=jnp.zeros(1, jnp.int32), layers=(memory,))
-  empty = recurrent.widened(empty, 4)
-  keep = lambda held, *path: recurrent.path_kept(
+  empty = recurrent.widen(empty, 4)
+  keep = lambda held, *path: recurrent.keep_path(
     held, np.array([0]), np.array([path])
   )
   said, held = look(params, empty, np.array([0]), x, tree)

@@ -74,7 +74,7 @@ def test_of_what_was_looked_up_the_draft_model_keeps_what_it_finds_likeliest():
   )  # fmt: skip
   draft, *_ = jax.jit(decoder.propose)(params, state)
   actual = occurrences.in_text(state.tokens, state.length, **sizes)
-  trie = jax.device_get(occurrences.together([actual], **rule))
+  trie = jax.device_get(occurrences.merge([actual], **rule))
   chosen = left = 0
   for row in np.flatnonzero(~np.asarray(state.done)):
     text, score = texts[row, : lengths[row]].tolist(), {(): 0.0}

@@ -131,7 +131,7 @@ def test_a_rows_tree_is_that_of_plain_counting(count, per_match):
   @jax.jit
   def run(buffers, lengths):
     actual = occurrences.in_text(buffers, lengths, count=count, **SIZES)
-    return actual, occurrences.together([actual], **rule)
+    return actual, occurrences.merge([actual], **rule)
 
   actual, trie = jax.device_get(run(buffers, lengths))
   sizes = set()
@@ -218,7 +218,7 @@ def test_of_a_corpus_nothing_is_taken_from_an_unknown_token_on():
   text = types.SimpleNamespace(
     tokens=jnp.array([[2, 1, 9]]), length=jnp.array([2])
   )
-  (actual,) = search.found(jax.tree.map(jnp.asarray, index), text)
+  (actual,) = search.find(jax.tree.map(jnp.asarray, index), text)
   ways = [
     tokens[present].tolist()
     for tokens, present in zip(actual.tokens[0], actual.present[0], strict=True)
@@ -239,7 +239,7 @@ def test_both_sources_are_one_tree():
       occurrences.in_text(buffers, lengths, count=30, **SIZES),
       corpus_lib.in_corpus(corpus, buffers, lengths, count=600, **SIZES),
     ]
-    return occurrences.together(sources, **rule)
+    return occurrences.merge(sources, **rule)
 
   trie = jax.device_get(run(built, buffers, lengths))
   shared = 0
@@ -255,7 +255,7 @@ def test_both_sources_are_one_tree():
 def test_what_begins_alike_is_joined():
   tokens = jnp.array([[[1, 2, 3], [1, 2, 4], [5, 2, 3], [1, 2, 3]]])
   present = jnp.ones_like(tokens, bool).at[0, 2, 2].set(False)
-  actual, parents = tries.joined(tokens, present)
+  actual, parents = tries.merge(tokens, present)
   assert actual.shape == parents.shape == (1, 12)
   assert parents[0].tolist() == [0, 1, 2, -1, -1, 2, 0, 7, -1, -1, -1, -1]
 

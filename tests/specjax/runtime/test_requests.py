@@ -73,7 +73,7 @@ def together(one):
 def test_a_row_is_that_of_an_engine_with_its_settings(one, together):
   for i, settings in enumerate(SETTINGS):
     engine = dataclasses.replace(
-      one, programs={}, **{**settings.given(), "max_new_tokens": BUDGET}
+      one, programs={}, **{**settings.overrides(), "max_new_tokens": BUDGET}
     )
     budget = settings.max_new_tokens or BUDGET
     (alone,) = run(engine, request(i), rows=1)
@@ -191,7 +191,7 @@ def test_every_prompt_is_in_exactly_one_batch(batch_size):
     assert longest <= batch.width <= 200
     assert batch.width in (32, 64, 128, 200)
     tokens, lengths, _ = batch.arrays()
-    for row, one in enumerate(batch.filled()):
+    for row, one in enumerate(batch.row_requests()):
       assert tuple(tokens[row, : lengths[row]]) == one.token_ids
 
 
@@ -201,7 +201,7 @@ def test_batches_of_what_is_left_are_those_of_the_whole():
   done = {p.stream for batch in whole[:1] + whole[2:3] for p in batch.prompts}
   left = make_batches(
     [p for p in every if p.stream not in done],
-    batch_size=2, max_width=200, among=len(every),
+    batch_size=2, max_width=200, total=len(every),
   )  # fmt: skip
   assert left == [whole[1], whole[3]]
 

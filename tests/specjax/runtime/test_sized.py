@@ -18,15 +18,15 @@ from specjax.runtime.requests import Settings
 @pytest.fixture
 def sizes(monkeypatch):
   """From 8 slots on; those that were taken, in order."""
-  taken, real = [], sized.least
+  taken, real = [], sized.smallest
 
   def least(sizes, slots):
     taken.append(real(sizes, slots))
     return taken[-1]
 
   monkeypatch.setattr(cache_lib, "_LEAST", 8)
-  monkeypatch.setattr(sized, "reads_at_once", lambda params: True)
-  monkeypatch.setattr(sized, "least", least)
+  monkeypatch.setattr(sized, "reads_fixed_slots", lambda params: True)
+  monkeypatch.setattr(sized, "smallest", least)
   return taken
 
 

@@ -13,7 +13,9 @@ CONSTANT = stopping.independent([0.8])
 EVEN_ODDS = stopping.independent([1.0, 0.6], [0.5, 0.5])
 # One token in five goes on for ever; the others stop at once.
 REVEALING = Process(
-  first=np.array([0.8, 0.2]), following=np.eye(2), acceptance=np.array([0.0, 1])
+  first=np.array([0.8, 0.2]),
+  transition=np.eye(2),
+  acceptance=np.array([0.0, 1]),
 )
 
 
@@ -55,7 +57,7 @@ def test_with_steps_in_the_cost_edges_of_buckets_compete():
 def random_process(rng, contexts: int) -> Process:
   return Process(
     first=rng.dirichlet(np.ones(contexts)),
-    following=rng.dirichlet(np.ones(contexts), contexts),
+    transition=rng.dirichlet(np.ones(contexts), contexts),
     acceptance=rng.random(contexts),
   )
 
@@ -73,15 +75,15 @@ def test_no_rule_is_better_by_trying_them_all():
     ]
     best = 0.0
     for chosen in itertools.product((False, True), repeat=len(histories)):
-      goes = dict(zip(histories, chosen, strict=True))
+      continuing = dict(zip(histories, chosen, strict=True))
       tokens, seconds = 1.0, costs.of_round(0)
       stack = [((), 1.0, 1.0)]
       while stack:
         past, mass, alive = stack.pop()
-        if len(past) == 3 or not goes[past]:
+        if len(past) == 3 or not continuing[past]:
           continue
         seconds += mass * costs.marginal(3)[len(past)]
-        law = process.following[past[-1]] if past else process.first
+        law = process.transition[past[-1]] if past else process.first
         for x in (0, 1):
           kept = alive * process.acceptance[x]
           tokens += mass * law[x] * kept
@@ -98,6 +100,6 @@ def test_what_is_no_process_is_refused():
   for first, most in ((1.0, 1.0), (0.5, 1.5)):
     with pytest.raises(ValueError, match=r"add up to 1|in \[0, 1\]"):
       Process(
-        first=np.full(2, first), following=np.eye(2),
+        first=np.full(2, first), transition=np.eye(2),
         acceptance=np.array([0.5, most]),
       )  # fmt: skip

@@ -14,7 +14,7 @@ from models.networks import stacked
 from models.networks.description import llama_config
 from models.networks.transformer import Transformer, as_language_model
 from specjax import cache as cache_lib
-from specjax import low_cache
+from specjax import quantized_cache
 
 RNG = np.random.default_rng(0)
 CONFIG = llama_config(
@@ -30,15 +30,15 @@ SHARED = described.alter(
 TEXT = RNG.integers(0, 61, (2, 6))
 
 
-@pytest.mark.parametrize("kind", low_cache.KINDS)
+@pytest.mark.parametrize("kind", quantized_cache.KINDS)
 def test_a_slot_is_stored_by_the_formats_definition_and_apart(kind):
   rows = RNG.standard_normal((2, 2, 3, 8)).astype(np.float32)
   rows[0, 0, 1] = 0
   rows[1, 1, 2, 4] = np.nan
   rows[1, 0, 0, 0] = np.inf
-  like = low_cache.zeros((2, 2, 5, 8), jnp.float32, kind)
+  like = quantized_cache.zeros((2, 2, 5, 8), jnp.float32, kind)
   actual, stored = cache_lib.as_stored(jnp.asarray(rows), like)
-  assert stored.values.dtype == low_cache.KINDS[kind][0]
+  assert stored.values.dtype == quantized_cache.KINDS[kind][0]
   largest = np.abs(rows).max(-1, keepdims=True)
   scales = largest / np.float32({"int8": 127, "fp8": 448}[kind])
   whole = np.isfinite(largest[..., 0])
@@ -124,15 +124,15 @@ def test_a_tree_pass_says_what_passes_over_its_paths_say(
 @pytest.mark.parametrize("is_stacked", [False, True])
 def test_one_row_is_copied_read_and_written_where_it_stands(is_stacked):
   shape = (2, 3, 2, 7, 4) if is_stacked else (3, 2, 7, 4)
-  buffer = low_cache.zeros(shape, jnp.float32, "int8")
+  buffer = quantized_cache.zeros(shape, jnp.float32, "int8")
   rows = jnp.asarray(RNG.standard_normal((*shape[:-2], 2, 4)), jnp.float32)
   _, stored = cache_lib.as_stored(rows, buffer)
   start = jnp.array([1, 0, 4])
   buffer = cache_lib.write_rows(buffer, stored, start)
   read = lambda b, at: cache_lib.as_read(cache_lib.read_rows(b, at, 2))
   whole = read(buffer, start)
-  np.testing.assert_array_equal(whole, low_cache.load(stored))
-  one = jax.tree.map(lambda b: cache_lib.RowsOf(b, (jnp.array(2),)), buffer)
+  np.testing.assert_array_equal(whole, quantized_cache.load(stored))
+  one = jax.tree.map(lambda b: cache_lib.RowsView(b, (jnp.array(2),)), buffer)
   actual = read(one, jnp.array([4]))
   np.testing.assert_array_equal(actual[..., 0, :, :, :], whole[..., 2, :, :, :])
   part = jax.tree.map(lambda x: x[..., 1:2, :, :, :], stored)

@@ -1,4 +1,4 @@
-"""Keys and values in eight bits: int8 or fp8 with a scale per slot and head.
+"""Quantized keys and values: int8 or fp8 with a scale per slot and head.
 
 A slot of a head is stored as `x = q s` with one scale `s = max |x| / M` over
 its channels, so slots and rows do not depend on each other. If any channel is
@@ -20,10 +20,10 @@ KINDS = {"int8": (jnp.int8, 127.0), "fp8": (jnp.float8_e4m3fn, 448.0)}
 
 
 @struct
-class LowBits:
+class Quantized:
   """A quantized buffer of a cache, or some slots of one.
 
-  Both arrays have the axes of a buffer, so slots of both move alike.
+  Both arrays have the axes of a buffer, so their slots move together.
 
   Attributes:
     values: `[B, K, S, C]` or `[L, B, K, S, C]`.
@@ -54,16 +54,16 @@ def check(kind: str | None) -> None:
     )
 
 
-def zeros(shape: tuple[int, ...], dtype, kind: str) -> LowBits:
+def zeros(shape: tuple[int, ...], dtype, kind: str) -> Quantized:
   """An empty buffer that dequantizes to `dtype`."""
-  return LowBits(
+  return Quantized(
     values=jnp.zeros(shape, KINDS[kind][0]),
     scales=jnp.zeros((*shape[:-1], 1), jnp.float32),
     dtype=jnp.dtype(dtype),
   )
 
 
-def store(rows: Array, like: LowBits) -> LowBits:
+def store(rows: Array, like: Quantized) -> Quantized:
   """Quantizes slots, `[..., C]`, to the types of a buffer."""
   kind = like.values.dtype
   most = next(most for known, most in KINDS.values() if kind == known)
@@ -74,10 +74,10 @@ def store(rows: Array, like: LowBits) -> LowBits:
   values = jnp.where(whole, wide / jnp.where(scales > 0, scales, 1), 0)
   if jnp.issubdtype(kind, jnp.integer):
     values = jnp.round(values)
-  return LowBits(values=values.astype(kind), scales=scales, dtype=like.dtype)
+  return Quantized(values=values.astype(kind), scales=scales, dtype=like.dtype)
 
 
-def load(stored: LowBits) -> Array:
+def load(stored: Quantized) -> Array:
   """Dequantizes slots to `f[..., C]` of the buffer's dtype."""
   wide = jnp.promote_types(stored.dtype, jnp.float32)
   product = stored.values.astype(wide) * stored.scales.astype(wide)
