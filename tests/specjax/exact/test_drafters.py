@@ -161,9 +161,9 @@ def by_its_twins_token(draft, context):
       "and 2, with equal paths, has children",
     ),
     (changed(of_table(chain(2)), other_token), "not the token that was drawn"),
-    (changed(of_table(chain(2)), claims_to_be_certain), "a deterministic token"),
+    (changed(of_table(chain(2)), claims_to_be_certain), "deterministic token"),
     (changed(of_table(chain(2)), reads_beyond), "depends on stale data"),
-    (changed(of_table(chain(2)), reads_its_neighbor), "on the other rows"),
+    (changed(of_table(chain(2)), reads_its_neighbor), "depends on other rows"),
     (
       forms.masked(of_table(chain(2)), forms.dropped_for_its_value),
       "drawn with it or after it",
