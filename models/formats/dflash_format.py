@@ -210,10 +210,9 @@ def _native(config: Mapping[str, Any], target: Target) -> HeadShape:
   if ids is None:
     count = get(config, "num_hidden_layers", int)
     ids = [i - 1 for i in usual_layers(count, target.num_layers)]
-  causal = json_files.agreed(
-    {"is_causal": config.get("is_causal")}
-    | {f"dflash_config.{x}": of_dflash.get(x) for x in _CAUSAL}
-  )
+  said = {"is_causal": config.get("is_causal")}
+  said |= {f"dflash_config.{x}": of_dflash.get(x) for x in _CAUSAL}
+  causal = get({"causal": json_files.agreed(said)}, "causal", bool, None)
   return made(
     config,
     target,

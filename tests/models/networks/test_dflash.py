@@ -3,16 +3,26 @@
 DFlash's, JetSpec's, which is causal, and DSpark's with its Markov head.
 """
 
+import dataclasses
+
+import exact_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import published_blocks
 import pytest
 import safetensors.numpy
+import toys
+from flax import nnx
 from published_blocks import BLOCK, LAYERS_JSON, MASK, TENSORS
 from published_heads import IDS, OUTPUT, TARGET, H, V
 
+from models import head_shapes
 from models.formats import head_checkpoints, head_saving
+from models.networks.description import llama_config
+from models.networks.dspark import DSparkConfig
+from specjax import tree as tree_lib
+from specjax.drafters import dspark
 
 random = published_blocks.numbers(1)
 CONFIG = LAYERS_JSON | dict(
@@ -60,14 +70,6 @@ def test_a_block_is_the_formulas_by_published_names(head):
       np.testing.assert_allclose(actual[row], expected, atol=2e-3, rtol=2e-3)
 
 
-def test_the_first_token_of_a_text_has_a_block_too(head):
-  """Nothing was read: the block sees itself alone."""
-  model, params = head.functions()
-  actual, _ = model.predict(params, jnp.array([[2]]), model.init_cache(1, 8))
-  expected = reference(np.zeros((0, 3 * H)), 2)
-  np.testing.assert_allclose(actual[0], expected, atol=2e-3, rtol=2e-3)
-
-
 WORDS = {"lm_head.weight": random(len(IDS), H), "d2t": IDS - np.arange(5)}
 SPECULATORS = dict(
   speculators_model_type="dflash", architectures=["DFlashSpeculator"],
@@ -78,7 +80,7 @@ SPECULATORS = dict(
 
 
 def test_a_block_of_speculators_has_words_of_its_own(head, tmp_path):
-  """Layers are numbered by what they are given; else it is the same head."""
+  """Layers are numbered by what they are given; nothing was read yet."""
   directory = write(tmp_path / "few", config=SPECULATORS, **WORDS)
   assert head_checkpoints.is_head(directory)
   few = head_checkpoints.load(directory, TARGET)
@@ -105,6 +107,7 @@ OF_DFLASH = lambda **changes: CHANGED(
     (OF_DFLASH(target_layer_ids=[1, 11]), "not all layers of a target with 12"),
     (OF_DFLASH(block_size=5), "and dflash_config.block_size must agree, got"),
     (OF_DFLASH(causal=True, causal_head=False), "causal_head must agree"),
+    (OF_DFLASH(causal="yes"), "causal must be true or false"),
   ],
 )
 def test_what_is_not_understood_is_an_error(changes, message, tmp_path):
@@ -150,19 +153,21 @@ def test_layers_with_a_window_see_what_their_format_means(form, tmp_path):
 
 
 @pytest.mark.parametrize(
-  "where",
+  ("where", "count"),
   [
-    dict(is_causal=True),
-    dict(dflash_config=CONFIG["dflash_config"] | {"causal": True}),
-    dict(dflash_config=CONFIG["dflash_config"] | {"causal_head": True}),
+    (dict(is_causal=True), 0),
+    (dict(dflash_config=CONFIG["dflash_config"] | {"causal": True}), 3),
+    (dict(dflash_config=CONFIG["dflash_config"] | {"causal_head": True}), 3),
   ],
 )
-def test_a_causal_block_by_any_of_its_names(where, tmp_path):
+def test_a_causal_block_by_any_of_its_names(where, count, tmp_path):
+  """After some features or none."""
   config = CONFIG | where
   head = head_checkpoints.load(write(tmp_path / "h", config=config), TARGET)
   model, params = head.functions()
-  features, count = random(1, 3, 3 * H), 3
-  cache = model.read(params, features, model.init_cache(1, 16))
+  features, cache = random(1, count, 3 * H), model.init_cache(1, 16)
+  if count:
+    cache = model.read(params, features, cache)
   actual, _ = model.predict(params, jnp.array([[3]]), cache)
   sees = lambda layer, t, s: s - count <= t
   expected = reference(features[0], 3, sees)
@@ -277,33 +282,83 @@ def test_dsparks_distributions_follow_the_tokens_before(kind, tmp_path):
   assert again.module.config == head.module.config
 
 
-def test_specforges_settings_say_the_same_head(tmp_path):
-  ours = head_checkpoints.load(
-    write(tmp_path / "a", config=DEEPSPEC, **MARKOV, **SURE), TARGET
+@pytest.mark.parametrize(
+  "kind",
+  ["rnn", *(pytest.param(kind, marks=pytest.mark.slow)
+            for kind in ("vanilla", "gated"))],
+)  # fmt: skip
+def test_a_round_of_every_markov_head_has_the_targets_law(kind, x64):
+  """Of a random head, summed over all drafts."""
+  layers = llama_config(
+    vocab_size=3, embed_dim=4, num_layers=1, num_heads=2, num_kv_heads=1,
+    head_dim=4, mlp_dim=4, max_positions=64, qk_norm="head",
+  )  # fmt: skip
+  config = DSparkConfig(
+    layers=layers, block_size=2, mask_token=0, markov=kind, rank=2,
+    confidence=True,
+  )  # fmt: skip
+  head = head_shapes.make(config, dtype=jnp.float64, rngs=nnx.Rngs(0))
+  nnx.update(head, jax.tree.map(lambda x: 5 * x, nnx.state(head, nnx.Param)))
+  model, params = head_shapes.functions(head)
+  narrow, double = model.markov.apply, lambda x: x.astype(jnp.float64)
+  wide = dataclasses.replace(
+    model.markov, apply=lambda *args: jax.tree.map(double, narrow(*args))
   )
+  model = dataclasses.replace(model, markov=wide)
+  for form, *rules in (
+    (dict(tree=tree_lib.Tree((-1, 0, 0, 1, 1)), threshold=0.5),
+     "recursive", "kseq", "transport"),
+    (dict(tree=tree_lib.paths(2, 2)), "block_transport"),
+    (dict(tokens=2, threshold=0.5), "token"),
+  ):  # fmt: skip
+    for rule in rules:
+      error = exact_cases.round_error(
+        dspark(model, **form), rule, model=toys.table_model(3, layers=4),
+        target=toys.table(3, seed=0).astype(np.float64), draft=params,
+      )  # fmt: skip
+      assert error < 1e-10, (kind, rule)
+
+
+def test_specforges_settings_say_the_same_head(tmp_path):
+  """Which may read the embedding, and have copies of the target's arrays."""
+  every = MARKOV | SURE | {
+    "embed_tokens.weight": TARGET.embedding, "lm_head.weight": OUTPUT,
+  }  # fmt: skip
+  reads = {"target_layer_ids": [-1, 4, 6]}
+  ours = head_checkpoints.load(
+    write(tmp_path / "a", config=DEEPSPEC | reads, **every), TARGET
+  )
+  nested = {"dflash_config": SPECFORGE["dflash_config"] | reads}
   theirs = head_checkpoints.load(
-    write(tmp_path / "b", config=SPECFORGE, **MARKOV, **SURE), TARGET
+    write(tmp_path / "b", config=SPECFORGE | nested, **every), TARGET
   )
   assert theirs.module.config == ours.module.config
-  assert theirs.features == ours.features
+  assert theirs.features == ours.features == (0, 5, 7)
 
 
 def test_a_dspark_of_speculators_may_begin_after_the_newest_token(tmp_path):
+  """And its confidence may read the hidden state alone."""
   few = {
     "markov_head.markov_w2.weight": random(len(IDS), RANK),
     "markov_head.markov_w1.weight": MARKOV["markov_head.markov_w1.weight"],
   }
-  config = SPECULATORS | OF_MARKOV | dict(speculators_model_type="dspark")
-  folder = write(tmp_path / "h", config=config, **WORDS, **few, **SURE)
+  weight = random(1, H)
+  alone = SURE | {"confidence_head.proj.weight": weight}
+  config = SPECULATORS | OF_MARKOV | dict(
+    speculators_model_type="dspark", confidence_head_with_markov=False
+  )  # fmt: skip
+  folder = write(tmp_path / "h", config=config, **WORDS, **few, **alone)
   head = head_checkpoints.load(folder, TARGET)
   model, params = head.functions()
   assert model.num_depths == BLOCK - 1
   block, _ = model.predict(params, jnp.array([[2]]), model.init_cache(1, 8))
   row = jax.tree.map(lambda x: x[:, 0, None], block)
-  logits, *_ = model.markov.apply(
+  logits, _, sure = model.markov.apply(
     params, row, jnp.array([[2]]), jnp.zeros((1, 1, 0))
   )
   hidden = states(np.zeros((0, 3 * H)), 2)[1]
+  chance = sigmoid(weight[0] @ hidden + SURE["confidence_head.proj.bias"])
+  np.testing.assert_allclose(sure[0], chance, atol=1e-3)
   bias, *_ = markov_step("vanilla", few | SURE, hidden, 2, np.zeros(RANK))
   expected = np.full(V, -np.inf)
   expected[IDS] = hidden @ WORDS["lm_head.weight"].T + bias
