@@ -254,6 +254,27 @@ def test_the_dynamic_tree_is_that_of_the_paper():
     assert toy_heads.paths_of(draft, row) == expected[row]
 
 
+def test_p_eagles_masks_follow_the_newest_pair_and_leave_nothing():
+  """Laws of each depth from the whole text, by the toy's sums in NumPy."""
+  token, state, depth = 2, 5, 3
+  head = toy_heads.with_masks(VOCAB, token, state)
+  decoder = make(drafters.p_eagle(head, tokens=depth), "token")
+  now = start(decoder, params=NEAR)
+  for _ in range(4):
+    draft, *_ = jax.jit(decoder.propose)(NEAR, now)
+    for row in np.flatnonzero(~np.asarray(now.done) & (now.length > 1)):
+      count = int(now.length[row])
+      weight = np.asarray(toys.weight_at(np.arange(count + depth)))
+      seen = ((now.tokens[row, :count] + 1) * weight[:count]).sum()
+      read = [seen]  # rows of the table
+      for mask in (token + 1) * weight[count : count + depth - 1]:
+        seen = seen + mask
+        read.append(2 * (state + mask) - seen)
+      laws = jax.nn.log_softmax(NEAR.draft[np.array(read) % len(TARGET)])
+      np.testing.assert_allclose(draft.log_probs[row, 1:], laws, atol=1e-5)
+    now, _ = jax.jit(decoder.step)(NEAR, now)
+
+
 def test_of_a_text_of_one_token_there_is_no_feature_yet():
   """The head reads zeros beside the token, at the first place."""
   decoder = make(DRAFTERS["chain"])

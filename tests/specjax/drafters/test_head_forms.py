@@ -8,7 +8,6 @@ import dataclasses
 import functools
 
 import decoding
-import exact_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +15,7 @@ import pytest
 import toy_heads
 import toys
 from decoding import BUDGETS, LENGTHS, PROMPTS, TARGET, VOCAB, rows_of
+from toy_heads import FEW_DRAFT, FEW_TARGET, WORDS, error
 
 import specjax
 from specjax import exact, random
@@ -23,9 +23,6 @@ from specjax.state import StopReason
 from specjax.warp import make_sampling
 
 LIMIT = 1e-10
-WORDS = 3  # of the vocabulary that drafts are enumerated over
-FEW_TARGET = toys.table(WORDS, seed=0).astype(np.float64)
-FEW_DRAFT = toys.near(FEW_TARGET, noise=1.0, seed=1).astype(np.float64)
 PARAMS = specjax.Params(
   target=jnp.asarray(TARGET),
   draft=jnp.asarray(toys.near(TARGET, noise=0.8, seed=1)),
@@ -47,14 +44,6 @@ def names(*usual):
 
 
 # ---------------------------------------------------------- the laws of a round
-
-
-def error(drafter, rule, **more) -> float:
-  with jax.enable_x64(True):
-    return exact_cases.round_error(
-      drafter, rule, model=toy_heads.target(WORDS), target=FEW_TARGET,
-      draft=FEW_DRAFT, **more,
-    )  # fmt: skip
 
 
 CASES = [

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import exact_cases
+import jax
 import jax.numpy as jnp
 import numpy as np
 import toys
@@ -15,11 +17,23 @@ from specjax.types import Drafter, MarginalModel
 LAYERS, DEPTHS = 3, 3
 # The accepted path is 0, 1, 3: not the first nodes.
 TREE, FAMILY = Tree((-1, 0, 0, 1, 1)), Tree((-1, 0, 0, 1))
+WORDS = 3  # of the vocabulary that drafts are enumerated over
+FEW_TARGET = toys.table(WORDS, seed=0).astype(np.float64)
+FEW_DRAFT = toys.near(FEW_TARGET, noise=1.0, seed=1).astype(np.float64)
 
 
 def target(vocab_size: int):
   """The model whose features all of them read."""
   return toys.table_model(vocab_size, layers=LAYERS)
+
+
+def error(drafter: Drafter, rule: str, **more) -> float:
+  """Of the law of a round's tokens, over all that may be drafted."""
+  with jax.enable_x64(True):
+    return exact_cases.round_error(
+      drafter, rule, model=target(WORDS), target=FEW_TARGET, draft=FEW_DRAFT,
+      **more,
+    )  # fmt: skip
 
 
 def marginals(params, features):
@@ -35,6 +49,15 @@ def block_total(text, contexts: int) -> int:
   weights = np.asarray(toys.weight_at(np.arange(len(text))))
   features = np.cumsum((text + 1) * weights)[:-1] % contexts
   return (features * weights[:-1] % contexts).sum() + text[-1]
+
+
+def with_masks(vocab_size: int, token: int = 0, state: int = 0):
+  """P-EAGLE's head, whose masks are this token and this hidden state."""
+  unknown = jnp.full(LAYERS, toys.SHIFT + state, jnp.float32)
+  return dataclasses.replace(
+    toys.feature_model(vocab_size, num_features=LAYERS),
+    mask=lambda params: (token, unknown),
+  )
 
 
 def shifted(drafter: Drafter) -> Drafter:
@@ -85,10 +108,7 @@ def make(name: str, vocab_size: int) -> Drafter:
     head = toys.feature_model(vocab_size, num_features=LAYERS)
     return drafters.eagle(head, **kind)
   if family == "p_eagle":
-    head = toys.feature_model(vocab_size, num_features=LAYERS)
-    unknown = jnp.full(LAYERS, toys.SHIFT, jnp.float32)  # a state of zero
-    head = dataclasses.replace(head, mask=lambda params: (0, unknown))
-    return drafters.p_eagle(head, **kind)
+    return drafters.p_eagle(with_masks(vocab_size), **kind)
   if family == "mtp":
     head = toys.layered_head(vocab_size, num_features=LAYERS, num_depths=2)
     return drafters.mtp(head, **kind)
