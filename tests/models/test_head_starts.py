@@ -11,12 +11,14 @@ from flax import nnx
 
 from models import head_starts
 from models.formats import dflash_format, eagle_format
-from models.networks import training_time_test
+from models.networks import dflash2, dflash_training, training_time_test
 from models.networks.description import (
   DenseSpec,
   TransformerConfig,
   llama_config,
 )
+from models.networks.dflash2 import DFlash2
+from models.networks.dspark import DSpark
 from models.networks.mixture import Mixture
 from models.networks.rope import Rope
 from models.networks.transformer import FINAL, Transformer
@@ -52,10 +54,10 @@ def eagle3(target, ids=IDS, **more):
   )
 
 
-def parallel(target, num_layers=1, layers=(1,)):
+def parallel(target, num_layers=1, layers=(1,), ids=IDS, **more):
   return head_starts.parallel(
     target, num_layers=num_layers, layers=layers, block_size=4, mask_token=6,
-    draft_vocab=IDS, rngs=nnx.Rngs(1),
+    draft_vocab=ids, rngs=nnx.Rngs(1), **more,
   )  # fmt: skip
 
 
@@ -152,6 +154,27 @@ def test_a_block_takes_the_last_layers_weights(target):
   same(head.lm_head.weight[...], target.lm_head.weight[...][IDS])
   with pytest.raises(ValueError, match=r"num_layers must be in 1\.\.4, got 5"):
     parallel(target, num_layers=5)
+
+
+@pytest.mark.parametrize(
+  ("kind", "more"),
+  [
+    (DSpark, dict(markov="rnn", rank=3, from_newest=False)),
+    (DFlash2, dict(taps=2, group=4, rank=3, num_candidates=V)),
+  ],
+)
+def test_dspark_and_dflash_2_begin_as_dflash(target, seen, kind, more):
+  features = seen[0].features[..., 8:16]
+  plain, ours = (
+    dflash_training.predict(
+      parallel(target, ids=None, **of_kind), jnp.asarray(TOKENS), features,
+      jnp.array([[1, 4]]), positions=jnp.arange(LENGTH)[None],
+      segments=jnp.ones((1, LENGTH), int),
+    )
+    for of_kind in ({}, more | {"kind": kind})
+  )  # fmt: skip
+  said = ours[0] if kind is DSpark else dflash2.spread(*ours[1], V)
+  np.testing.assert_allclose(said, plain[0], atol=1e-4)
 
 
 MIXTURE = Mixture(num_experts=4, num_chosen=2, embed_dim=8, expert_dim=5)

@@ -209,22 +209,9 @@ def test_trained_blocks_decode_and_go_on(
     Run(config, str(tmp_path / "other"))
 
 
-def test_a_dspark_head_is_trained_and_drafts(texts, target, plain, tmp_path):
-  """Its confidence too: it ends the paths of drafts."""
-  config = tiny(texts, target, "dspark", export_dtype="float32", num_steps=5)
-  run = Run(config, str(tmp_path / "run"))
-  trained, finished = run.train()
-  assert finished
-  first = run.task.first.confidence_head.weight[...]
-  assert np.abs(trained.confidence_head.weight[...] - first).max() > 0
-  run.export(trained, head := str(tmp_path / "head"))
-  for threshold in (0, 0.1):
-    drafter = f"dspark('{head}', tokens={DEPTH}, threshold={threshold})"
-    assert decoded(target, drafter) == plain
-
-
-@pytest.mark.parametrize("kind", ["p_eagle", "dflash2"])
+@pytest.mark.parametrize("kind", ["p_eagle", "dflash2", "dspark"])
 def test_heads_of_2026_learn_and_draft(kind, texts, target, plain, tmp_path):
+  """DSpark's confidence too: it ends the paths of drafts."""
   config = tiny(texts, target, kind, export_dtype="float32")
   run = Run(config, str(tmp_path / "run"))
   trained, finished = run.train()
@@ -233,15 +220,17 @@ def test_heads_of_2026_learn_and_draft(kind, texts, target, plain, tmp_path):
   before, after = (
     dict(nnx.to_flat_state(nnx.state(x))) for x in (run.task.first, trained)
   )
-  learned = {"mask_hidden", "embed", "candidate_selector"}
-  for path in (x for x in before if x[0] in learned):
+  own = {"candidate_selector", "confidence_head"}
+  for path in (x for x in before if x[0] in own | {"mask_hidden", "embed"}):
     moved = not np.array_equal(after[path][...], before[path][...])
-    assert moved is (kind == "p_eagle" or path[0] == "candidate_selector")
+    assert moved is (kind == "p_eagle" or path[0] in own)
   run.export(trained, head := str(tmp_path / "head"))
-  assert decoded(target, f"{kind}('{head}', tokens={DEPTH})") == plain
-  config.objective = "acceptance"
-  with pytest.raises(ValueError, match=f"{kind} heads cannot be trained for"):
-    Run(config, str(tmp_path / "other"))
+  for more in ("", ", threshold=0.1") if kind == "dspark" else ("",):
+    assert decoded(target, f"{kind}('{head}', tokens={DEPTH}{more})") == plain
+  if kind != "dspark":
+    config.objective = "acceptance"
+    with pytest.raises(ValueError, match=f"{kind} heads cannot be trained for"):
+      Run(config, str(tmp_path / "other"))
 
 
 def test_the_trained_head_decodes_and_nothing_is_lost(trained, target, plain):

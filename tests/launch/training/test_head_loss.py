@@ -1,5 +1,7 @@
 """The loss of a head, and what is measured of it, against sums in NumPy."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from launch.training import head_loss
 from launch.training.head_loss import Loss, Vocabulary
 from models import checkpoints, head_starts
 from models.networks.dflash2 import DFlash2
+from models.networks.dspark import DSpark
 from models.networks.training_time_test import kept
 
 V, WORDS, DEPTH = 4096, 64, 3
@@ -28,13 +31,17 @@ def case(module, request):
   """A head with a small vocabulary, a batch of two documents, and both laws."""
   rng = np.random.default_rng(0)
   ids = np.sort(rng.choice(V, WORDS, replace=False)).astype(np.int32)
-  blocks, masks = (request.param == x for x in ("dflash", "p_eagle"))
+  blocks = request.param in ("dflash", "dspark")
+  masks = request.param == "p_eagle"
   layers = (0, 1)
   if blocks:
+    more = dict(block_size=DEPTH + 1)
+    if request.param == "dspark":
+      more = dict(block_size=DEPTH, kind=DSpark, rank=3, confidence=True)
     layers = (1,)
     head = head_starts.parallel(
-      module, num_layers=1, layers=layers, block_size=DEPTH + 1, mask_token=7,
-      draft_vocab=ids, rngs=nnx.Rngs(0),
+      module, num_layers=1, layers=layers, mask_token=7, draft_vocab=ids,
+      rngs=nnx.Rngs(0), **more,
     )  # fmt: skip
   else:
     head = head_starts.eagle3(
@@ -68,10 +75,10 @@ def case(module, request):
   @jax.jit
   def laws(params):
     seen = watch(params, batch)
-    said = [x for x, *_ in head_loss.head_logits(head, seen, batch, DEPTH)]
-    return said, seen.final @ rows(params).T
+    said = [x[:2] for x in head_loss.head_logits(head, seen, batch, DEPTH)]
+    return *zip(*said, strict=True), seen.final @ rows(params).T
 
-  said, judged = laws(params)
+  said, more, judged = laws(params)
   p = []  # as the shipped head says it: no mass outside
   for logits in said:
     law = np.zeros((*logits.shape[:2], V))
@@ -107,6 +114,7 @@ def case(module, request):
   return dict(
     p=p, q=q, ids=ids, batch=batch, places=places, loss=losses_of,
     head=head, params=params, shared=(watch, rows, words), masks=masks,
+    more=more,
   )  # fmt: skip
 
 
@@ -140,6 +148,11 @@ def test_forward_kl_is_to_the_targets_law_on_the_draft_vocabulary(case):
   assert case["loss"]("forward_kl") == pytest.approx(expected(case, kl), 1e-4)
 
 
+def away(case, j, row, t, judge):
+  """The total variation from the target's whole law."""
+  return 1 - np.minimum(case["q"][row, judge], case["p"][j][row, t]).sum()
+
+
 @pytest.mark.parametrize("first", [0, 7])
 def test_total_variation_is_to_the_targets_whole_law(case, first):
   """Of tokens from the first on, as where a prompt before it is the data's."""
@@ -147,12 +160,32 @@ def test_total_variation_is_to_the_targets_whole_law(case, first):
   case = case | dict(
     places=lambda j: [x for x in places(j) if x[2] + 1 >= first]
   )
-  away = lambda j, row, t, judge: (
-    1 - np.minimum(case["q"][row, judge], case["p"][j][row, t]).sum()
-  )
   actual = case["loss"]("total_variation", first=first)
-  assert actual == pytest.approx(expected(case, away), 1e-5)
+  wanted = expected(case, functools.partial(away, case))
+  assert actual == pytest.approx(wanted, 1e-5)
   assert 0.3 < actual < 0.999
+
+
+@pytest.mark.parametrize("case", ["dspark"], indirect=True)
+def test_dsparks_is_of_the_text_the_targets_law_and_its_confidence(case):
+  """Of the text where it can draft the token."""
+  tokens, ids = case["batch"]["tokens"], case["ids"]
+  places = lambda j: [
+    x for x in case["places"](j) if tokens[x[0], x[2] + 1] in ids
+  ]
+
+  def of_law(j, row, t, judge):
+    far, odds = away(case, j, row, t, judge), float(case["more"][j][row, t])
+    sure = 1 / (1 + np.exp(-odds))
+    return 1.8 * far - (1 - far) * np.log(sure) - far * np.log(1 - sure)
+
+  of_text = lambda j, row, t, judge: (
+    -np.log(case["p"][j][row, t, tokens[row, judge + 1]])
+  )
+  wanted = expected(case, of_law)
+  wanted += 0.1 * expected(case | dict(places=places), of_text)
+  actual = case["loss"]("next_token_and_tv", confidence=True)
+  assert actual == pytest.approx(wanted, 1e-4)
 
 
 @pytest.mark.parametrize("case", ["eagle3", "dflash"], indirect=True)
