@@ -77,7 +77,7 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
     # Blocks per row of text, at random positions in every step.
     head.anchors = 32
   if arg == "dflash":
-    # Causal blocks, for JetSpec.
+    # Causal blocks, for JetSpec, whose depth_decay is 1.
     head.causal = False
   if arg == "dspark":
     # The Markov head's kind ("vanilla", "gated", "rnn"), and its rank.

@@ -2,11 +2,11 @@
 
 EAGLE-1 and EAGLE-3 heads are written in their authors' format, or in
 `speculators`' if they have switches, windows or several layers, as P-EAGLE
-heads always are; Medusa heads in
-vLLM's; DFlash heads in their authors', or `speculators`' if they have a draft
-vocabulary or that library's windows; MTP heads in `speculators`'. Embedding and
-output projection are left out if they are the target's and every reader takes
-them from there. models/pretrained/README.md says which program reads what.
+heads always are; Medusa heads in vLLM's; DFlash and DSpark heads in their
+authors', or `speculators`' if they have a draft vocabulary or that library's
+windows; MTP heads in `speculators`'. Embedding and output projection are left
+out if they are the target's and every reader takes them from there.
+models/pretrained/README.md says which program reads what.
 """
 
 import pathlib

@@ -5,8 +5,8 @@ positions, the anchors. The block at position t is the one that would be drafted
 there: its newest token is token t + 1, masks follow, and it attends to the
 target's features of tokens up to t and to its own tokens, in both directions,
 or only to earlier ones for JetSpec. Keys and values of features are computed
-once for all blocks of a text. DSpark's Markov head and
-DFlash 2's selector read the text's tokens.
+once for all blocks of a text. DSpark's Markov head and DFlash 2's selector read
+the text's tokens.
 
 This runs the drafting network itself; only attention is another module, with
 the same parameters.

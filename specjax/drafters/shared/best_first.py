@@ -90,7 +90,8 @@ def draft_families(logits: Array, context: Context, drawing: Drawing) -> Draft:
   """Expands the likeliest node by C children at once, until there are N nodes.
 
   JetSpec's tree (2026), for distributions that are the same at all nodes of a
-  depth. At equal N its nodes are less likely than those of `draft_tree`.
+  depth; its published budget counts the root, N does not. At equal N its nodes
+  are less likely than those of `draft_tree`.
 
   Args:
     logits: `f32[B, K, V']`, for K depths.
