@@ -200,11 +200,11 @@ def _kept(
     return kept, form, ""
   note = f"{source.path} is published as {source.published}: "
   if form is not None:
-    kept = published.held(source, form)
+    kept = published.keep(source, form)
     if None not in kept.values():
       return kept, form, f"{note}held as that, {form}"
   elif weights == "published":
-    kept = published.held(source, on_mesh=on_mesh)
+    kept = published.keep(source, on_mesh=on_mesh)
     form, words = published.summary(source, kept)
     if form is not None:
       return kept, form, f"{note}held as that, {words}"

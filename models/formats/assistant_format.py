@@ -60,7 +60,7 @@ _PREFIX = re.compile(r"^(?:(?:mtp|language_model|model)\.)+")
 _UNUSED = re.compile(r"layers\.\d+\.self_attn\.[kv]_(?:proj|norm)\..+")
 
 
-def is_one(config: Mapping[str, Any]) -> bool:
+def matches(config: Mapping[str, Any]) -> bool:
   """True if a configuration describes an assistant."""
   return config.get("model_type") == "gemma4_assistant"
 
@@ -138,9 +138,9 @@ def _reading(layer: LayerSpec, target: TransformerConfig) -> LayerSpec:
   )
 
 
-def opened(
+def open_head(
   config: Mapping[str, Any], tensors: Mapping[str, Tensor], target: Target
-) -> head_files.Opened:
+) -> head_files.HeadFiles:
   """Opens an assistant.
 
   Args:
@@ -168,7 +168,7 @@ def opened(
       raise CheckpointError(f"{_ORDERING} must be a permutation of all tokens")
     return ids.astype(np.int32)
 
-  return head_files.Opened(
+  return head_files.HeadFiles(
     shape=described,
     tensors=named,
     locate=locate,

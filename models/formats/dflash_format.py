@@ -75,7 +75,7 @@ _ONLY = {
 }
 
 
-def is_one(config: Mapping[str, Any]) -> bool:
+def matches(config: Mapping[str, Any]) -> bool:
   """True if a configuration is in either format."""
   return ("dflash_config" in config and _has_block(config)) or config.get(
     "speculators_model_type"

@@ -40,7 +40,7 @@ _ONLY = {
 }
 
 
-def is_one(config: Mapping[str, Any]) -> bool:
+def matches(config: Mapping[str, Any]) -> bool:
   """True if a configuration is in one of these formats or DeepSeek-V4's."""
   nested = config.get("dflash_config")
   return (

@@ -40,7 +40,7 @@ _OF_EAGLE_CONFIG = {
 }
 
 
-def is_one(config: Mapping[str, Any]) -> bool:
+def matches(config: Mapping[str, Any]) -> bool:
   """True if a configuration alone identifies an EAGLE head."""
   return "eagle_config" in config or "speculators_model_type" in config
 

@@ -139,7 +139,7 @@ def _check_rest(
     "attention.value_length": size,
     "rope.dimension_count": size,
   }
-  for key in sorted({*metadata} - how.keys.keys() - metadata.asked - _HARMLESS):
+  for key in sorted({*metadata} - how.keys.keys() - metadata.used - _HARMLESS):
     name, value = f"{how.architecture}.{key}", metadata[key]
     if key not in plain:
       raise ValueError(f"{name} is not supported")
@@ -172,7 +172,7 @@ def source(path: str) -> Source:
         whole = f"{names[place]}_{suffix}" in table.tensors.values()
         name = f"{names[place]}{'_' if whole else '.'}{suffix}"
         name = name.replace("#", number or "")
-        if theirs.left_out(name, config):
+        if theirs.ignores(name, config):
           continue
     tensors[name] = _tensor(header, own_name)
   kinds = {tensor.tensor_type.name for tensor in header.tensors.values()}

@@ -32,7 +32,7 @@ from models.formats import (
   medusa_format,
   mtp_format,
 )
-from models.formats.head_files import Opened, Place
+from models.formats.head_files import HeadFiles, Place
 from models.formats.huggingface_config import packing_of
 from models.formats.weights import CheckpointError
 from models.head_shapes import HeadModule, HeadShape, Target
@@ -101,7 +101,7 @@ def _config(path: pathlib.Path) -> Mapping[str, Any]:
 
 def _of_config(config: Mapping[str, Any]) -> Any:
   """The format that a configuration identifies, or None."""
-  return next((one for one in _FORMATS if one.is_one(config)), None)
+  return next((one for one in _FORMATS if one.matches(config)), None)
 
 
 def _has_medusa(names: Collection[str]) -> bool:
@@ -141,7 +141,7 @@ def describe(
     FileNotFoundError, ValueError: as `load`.
   """
   path = pathlib.Path(directory)
-  with _said_of(path):
+  with _naming_path(path):
     return _opened(path, target, of_target).shape
 
 
@@ -174,7 +174,7 @@ def load(
       tensors.
   """
   path = pathlib.Path(directory)
-  with _said_of(path):
+  with _naming_path(path):
     opened = _opened(path, target, of_target)
     if place is not None:
       opened, place = _cut(opened, place)
@@ -186,7 +186,7 @@ def load(
   )
 
 
-def _cut(opened: Opened, place: Place) -> tuple[Opened, Place]:
+def _cut(opened: HeadFiles, place: Place) -> tuple[HeadFiles, Place]:
   """The head with sizes and rules for the devices of a place."""
   config, parts = opened.shape.config, num_parts(place.sharding, place.mesh)
   if uneven := sorted({size for size in config.even_sizes() if size % parts}):
@@ -202,17 +202,17 @@ def _cut(opened: Opened, place: Place) -> tuple[Opened, Place]:
   )
 
 
-def _opened(path: pathlib.Path, target: Target, of_target: bool) -> Opened:
+def _opened(path: pathlib.Path, target: Target, of_target: bool) -> HeadFiles:
   """Opens the head in a directory."""
   raw, config = head_files.open_tensors(path), _config(path)
   if of_target and (packing := packing_of(config)) is not None:
-    raw = packing.joined(raw)
+    raw = packing.join(raw)
   tensors = head_files.normal_names(raw)
   one = mtp_format if of_target else _of_config(config)
   if one is None:
     one = medusa_format if _has_medusa(tensors) else eagle_format
   if one in (mtp_format, assistant_format):
-    return one.opened(config, tensors, target)
+    return one.open_head(config, tensors, target)
   more = () if one in (dspark_format, dflash_format) else (tensors,)
   described = one.shape(config, target, *more)
   names = one.names(described.config)
@@ -222,7 +222,7 @@ def _opened(path: pathlib.Path, target: Target, of_target: bool) -> Opened:
 
 
 @contextlib.contextmanager
-def _said_of(path: pathlib.Path):
+def _naming_path(path: pathlib.Path):
   """Adds the head's path to errors."""
   try:
     yield

@@ -77,7 +77,7 @@ class Place:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Opened:
+class HeadFiles:
   """The opened files of a head.
 
   Attributes:
@@ -102,7 +102,7 @@ def by_table(
   tensors: Mapping[str, Tensor],
   table: Mapping[str, str],
   target: Target,
-) -> Opened:
+) -> HeadFiles:
   """Opens a head whose tensors have the layout of its parameters.
 
   Args:
@@ -118,7 +118,7 @@ def by_table(
 
   size = shape.config.draft_vocab_size
   read = lambda: draft_vocabulary.read(tensors, size, target.vocab_size)
-  return Opened(
+  return HeadFiles(
     shape=shape,
     tensors=tensors,
     locate=locate,
@@ -128,7 +128,7 @@ def by_table(
 
 
 def fill(
-  opened: Opened, target: Target, *, dtype, place: Place | None = None
+  opened: HeadFiles, target: Target, *, dtype, place: Place | None = None
 ) -> HeadModule:
   """Builds a head's network and reads its parameters.
 

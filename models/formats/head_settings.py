@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from models.formats import json_files
-from models.formats.families.reading import FULL, SLIDES, get
+from models.formats.families.reading import FULL, SLIDING, get
 from models.formats.huggingface_config import config_from_json, llama_json
 from models.head_shapes import Target
 from models.networks.description import TransformerConfig, with_windows
@@ -116,13 +116,13 @@ def head_layers(settings: Mapping[str, Any]) -> TransformerConfig:
   layers = dataclasses.replace(layers, tied_embeddings=False)
   if not kinds or {*kinds} == {FULL}:
     return layers
-  if len(kinds) != layers.num_layers or {*kinds} - {FULL, SLIDES}:
+  if len(kinds) != layers.num_layers or {*kinds} - {FULL, SLIDING}:
     raise ValueError(
-      f"layer_types must be {FULL} or {SLIDES} for {layers.num_layers} layers, "
-      f"got {kinds!r:.80}"
+      f"layer_types must be {FULL} or {SLIDING} for {layers.num_layers} layers,"
+      f" got {kinds!r:.80}"
     )
   size = get(settings, "sliding_window", int)
-  windows = [size if kind == SLIDES else None for kind in kinds]
+  windows = [size if kind == SLIDING else None for kind in kinds]
   return dataclasses.replace(
     layers, layers=with_windows(layers.layers, windows)
   )
@@ -164,7 +164,7 @@ def layers_json(
     settings |= {
       "sliding_window": size,
       "use_sliding_window": True,
-      "layer_types": [SLIDES if w else FULL for w in layers.windows],
+      "layer_types": [SLIDING if w else FULL for w in layers.windows],
     }
   return settings
 

@@ -110,23 +110,23 @@ def source(directory: str) -> Source:
   family = FAMILIES[of_text(settings)["model_type"]]
   tensors = _open(_weight_files(path))
   in_blocks = any(name.endswith("_blocks") for name in tensors)
-  says = "mxfp4, blocks of 32" if in_blocks else ""
+  label = "mxfp4, blocks of 32" if in_blocks else ""
   if (packing := packing_of(settings)) is not None:
-    tensors, says = packing.joined(tensors), packing.says
+    tensors, label = packing.join(tensors), packing.label
   tensors = {
     name: tensor
     for name, tensor in tensors.items()
-    if not family.left_out(name, config)
-    and not (family.within and _OF_OTHERS.match(tensor.name))
+    if not family.ignores(name, config)
+    and not (family.multimodal and _OF_OTHERS.match(tensor.name))
   }
   return Source(
     path=str(path),
     config=config,
     table=family,
-    tensors=mxfp4.joined(
+    tensors=mxfp4.join(
       experts.of_projections(experts.of_experts(tensors), family)
     ),
-    published=says,
+    published=label,
   )
 
 

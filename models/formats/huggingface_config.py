@@ -70,7 +70,7 @@ def check_t5(config: Mapping[str, Any]) -> None:
   )
 
 
-def packing_of(config: Mapping[str, Any]) -> packings.Opened | None:
+def packing_of(config: Mapping[str, Any]) -> packings.Parsed | None:
   """The packing of the weights, or None.
 
   Multimodal models have `quantization_config` at the top or in `text_config`.
@@ -89,7 +89,7 @@ def of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
     ValueError: if there is no text model, or for an unknown setting.
   """
   outer = config.get("model_type")
-  inside = [name for name, f in FAMILIES.items() if outer in [*f.within]]
+  inside = [name for name, f in FAMILIES.items() if outer in [*f.multimodal]]
   if not inside:
     return config
   nested = config.get("text_config")
@@ -103,10 +103,10 @@ def of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
   json_files.refuse_unknown(
     config, _HARMLESS | _OF_OTHERS, f"settings of a {outer} model"
   )
-  said = dict(FAMILIES[inside[0]].within[outer])
+  settings = dict(FAMILIES[inside[0]].multimodal[outer])
   if (tied := config.get("tie_word_embeddings")) is not None:
-    said["tie_word_embeddings"] = tied  # takes precedence
-  return {**nested, **said, "model_type": inside[0]}
+    settings["tie_word_embeddings"] = tied  # takes precedence
+  return {**nested, **settings, "model_type": inside[0]}
 
 
 def config_from_json(config: Mapping[str, Any]) -> TransformerConfig:
@@ -135,7 +135,7 @@ def config_from_json(config: Mapping[str, Any]) -> TransformerConfig:
       )
   settings = Settings(given, family.defaults)
   described = family.read(settings)
-  known = _HARMLESS | family.harmless | {*fixed} | settings.asked
+  known = _HARMLESS | family.harmless | {*fixed} | settings.used
   json_files.refuse_unknown(given, known, f"settings of a {name} model")
   return described
 

@@ -43,12 +43,12 @@ def refuse_unknown(
     raise ValueError(f"unknown {what}: {', '.join(unknown)}")
 
 
-def agreed(said: Mapping[str, Any]) -> Any:
+def agreed(values: Mapping[str, Any]) -> Any:
   """The value of a setting that may be in several places, by their names.
 
   None if no place has one; raises ValueError if two differ.
   """
-  given = {name: value for name, value in said.items() if value is not None}
+  given = {name: value for name, value in values.items() if value is not None}
   first = next(iter(given.values()), None)
   if any(type(v) is not type(first) or v != first for v in given.values()):
     each = ", ".join(f"{name} {value!r:.60}" for name, value in given.items())

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from models import sharding as sharding_lib
 from models.formats import weights
-from models.formats.families.family import AS_IS, TURNED
+from models.formats.families.family import AS_IS, SWAPPED
 from models.formats.published import Weights
 from models.formats.weights import Index, Source
 from models.networks import stacked, t5
@@ -38,7 +38,7 @@ from models.sharding import Sharding
 
 _THREADS = 2
 _NUMBERS = 2**22  # read at once
-_rounded = jax.jit(quantize, static_argnames=("dtype", "group", "inputs"))
+_quantize = jax.jit(quantize, static_argnames=("dtype", "group", "inputs"))
 
 
 def load(
@@ -55,7 +55,7 @@ def load(
     dtype: of parameters and activations, whatever the files have.
     form: how to quantize weights; None for `dtype`.
     kept: quantized weights to keep as they are
-      (`models.formats.published.held`).
+      (`models.formats.published.keep`).
 
   Raises:
     CheckpointError: as `models.formats.weights.check`.
@@ -66,10 +66,10 @@ def load(
   state = dict(nnx.to_flat_state(state))
 
   def array_of(parameter: tuple):
-    like = _held(state[parameter].get_value(), kept, parameter)
+    like = _stored(state[parameter].get_value(), kept, parameter)
     read = _readers(source, parameter, source.config, like, form, kept)
     _, layout = weights.locate(parameter, source.table)
-    return _whole(read, like, in_rows=layout is AS_IS or layout is TURNED)
+    return _read_all(read, like, in_rows=layout is AS_IS or layout is SWAPPED)
 
   # NumPy releases the interpreter. Threads have no `jax.enable_x64` of ours.
   with futures.ThreadPoolExecutor(_THREADS) as pool:
@@ -152,13 +152,13 @@ def load_stacked(
     jax.tree_util.tree_map_with_path, is_leaf=is_quantized
   )
   shapes = each(
-    lambda path, like: _held(like, kept, parameters(path)[0]), shapes
+    lambda path, like: _stored(like, kept, parameters(path)[0]), shapes
   )
   specs = sharding_lib.param_specs(shapes, sharding)
   return config, each(place, shapes, specs)
 
 
-def _held(like, kept: Weights | None, parameter: tuple):
+def _stored(like, kept: Weights | None, parameter: tuple):
   """The shapes of a parameter: `like`, or those of its quantized weight.
 
   On CPUs int4 is stored as int8: XLA uses a byte for it there anyway, and reads
@@ -203,24 +203,24 @@ def _readers(
   assert form is not None
   last: dict[str, QuantizedTensor] = {}
 
-  def rounded(name: str, index: Index) -> np.ndarray:
-    whole, rest = weights.apart(index, like.inputs)  # all inputs of a scale
+  def quantized(name: str, index: Index) -> np.ndarray:
+    whole, rest = weights.split_at(index, like.inputs)  # all inputs of a scale
     if str(whole) not in last:
       last.clear()
       array = weights.part(source, parameter, whole, cut)
       array = array.astype(np.float32, copy=False)
-      low = _rounded(array, form.dtype, form.group, inputs=like.inputs)
+      low = _quantize(array, form.dtype, form.group, inputs=like.inputs)
       last[str(whole)] = jax.tree.map(np.asarray, low)
     return getattr(last[str(whole)], name)[rest]
 
   return dataclasses.replace(
     like,
-    values=functools.partial(rounded, "values"),
-    scales=functools.partial(rounded, "scales"),
+    values=functools.partial(quantized, "values"),
+    scales=functools.partial(quantized, "scales"),
   )
 
 
-def _whole(read, like, *, in_rows: bool):
+def _read_all(read, like, *, in_rows: bool):
   """A whole parameter in NumPy, read a few rows at a time if `in_rows`."""
   count = like.shape[0]
   step = max(1, _NUMBERS * count // math.prod(like.shape)) if in_rows else count

@@ -26,7 +26,7 @@ _OF_MEDUSA = frozenset(
 )
 
 
-def is_one(config: Mapping[str, Any]) -> bool:
+def matches(config: Mapping[str, Any]) -> bool:
   """True if a configuration describes Medusa heads."""
   return "medusa_num_heads" in config or config.get("model_type") == "medusa"
 

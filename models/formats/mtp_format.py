@@ -105,7 +105,7 @@ _DEPTHS = (
 _BUFFER = re.compile(r".+\.rotary_emb\.inv_freq")
 
 
-def is_one(config: Mapping[str, Any]) -> bool:
+def matches(config: Mapping[str, Any]) -> bool:
   """True if a configuration is of a separate head in speculators' format."""
   return config.get("speculators_model_type") == "mtp"
 
@@ -125,7 +125,7 @@ def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
     config_from_json(_of_layer(config)),
     num_depths=_num_depths(config, _form(config)),
   )
-  if is_one(config):
+  if matches(config):
     head_settings.refuse_other_target(described.config.layers, target)
   return described
 
@@ -135,8 +135,8 @@ def _num_depths(config: Mapping[str, Any], form: Form) -> int:
   given = {**_of_layer(config)} | {
     k: v for k, v in config.items() if v is not None
   }
-  said = {name: get(given, name, int, None) for name in _DEPTHS}
-  count = json_files.agreed(said) or 1
+  values = {name: get(given, name, int, None) for name in _DEPTHS}
+  count = json_files.agreed(values) or 1
   if count > 1 and not form.several:
     raise ValueError(f"the MTP head must have one layer, got {count}")
   return count
@@ -144,12 +144,13 @@ def _num_depths(config: Mapping[str, Any], form: Form) -> int:
 
 def _form(config: Mapping[str, Any]) -> Form:
   """The naming scheme of a checked configuration's files."""
-  return SPECULATORS if is_one(config) else FORMS[of_text(config)["model_type"]]
+  separate = matches(config)
+  return SPECULATORS if separate else FORMS[of_text(config)["model_type"]]
 
 
 def _of_layer(config: Mapping[str, Any]) -> Mapping[str, Any]:
   """Settings of a model whose layers are like the head's."""
-  if not is_one(config):
+  if not matches(config):
     settings = of_text(config)
     if settings.get("model_type") not in FORMS:
       raise ValueError(
@@ -168,9 +169,9 @@ def _of_layer(config: Mapping[str, Any]) -> Mapping[str, Any]:
   return of_text(head_settings.speculators_layers(config, known, None))
 
 
-def opened(
+def open_head(
   config: Mapping[str, Any], tensors: Mapping[str, Tensor], target: Target
-) -> head_files.Opened:
+) -> head_files.HeadFiles:
   """Opens a head.
 
   Args:
@@ -195,9 +196,9 @@ def opened(
     if (part := name.partition(".")[2]) in form.copies
   }
   own = experts.of_projections(experts.of_experts(named), FAMILIES[family])
-  return head_files.Opened(
+  return head_files.HeadFiles(
     shape=described,
-    tensors={**(rest if is_one(config) else {}), **own},
+    tensors={**(rest if matches(config) else {}), **own},
     locate=functools.partial(_locate, form, family),
     also=copies,
     copies=[*copies.values()],
@@ -280,7 +281,7 @@ _LENT = {"embed": "embed_tokens.weight", "lm_head": "lm_head.weight"}
 
 
 def _locate(form: Form, family: str, path: Sequence) -> tuple[str, Layout]:
-  """`Opened.locate`."""
+  """`HeadFiles.locate`."""
   number = 0
   if path[0] == "later":
     number, path = path[1] + 1, path[2:]

@@ -16,7 +16,7 @@ from models.networks.quantized_tensor import QuantizedTensor
 _GROUP = 32
 
 
-def joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def join(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
   """Joins blocks and scales to one tensor, as if it were not quantized.
 
   Args:
@@ -27,15 +27,15 @@ def joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     The tensors, with `NAME` of `[E, 32 G, N]`. Tensors without a matching
     partner are unchanged.
   """
-  joined_tensors = dict(tensors)
+  joined = dict(tensors)
   for name, blocks in tensors.items():
     stem = name.removesuffix("_blocks")
     scales = tensors.get(f"{stem}_scales")
     if stem == name or scales is None or blocks.shape != (*scales.shape, 16):
       continue
-    joined_tensors[stem] = _tensor(blocks, scales)
-    del joined_tensors[name], joined_tensors[f"{stem}_scales"]
-  return joined_tensors
+    joined[stem] = _tensor(blocks, scales)
+    del joined[name], joined[f"{stem}_scales"]
+  return joined
 
 
 def _tensor(blocks: Tensor, scales: Tensor) -> Tensor:

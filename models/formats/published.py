@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from models.formats.quantized_files import fits
-from models.formats.weights import Source, abstract, apart, laid, locate
+from models.formats.weights import Source, abstract, in_layout, locate, split_at
 from models.networks import stacked
 from models.networks.quantized import GROUPS, Quantization
 from models.networks.quantized_tensor import QuantizedTensor, is_quantized
@@ -18,7 +18,7 @@ Weights = dict[tuple, QuantizedTensor | None]
 _EMBEDDING, _OUTPUT = ("embed", "embedding"), ("lm_head", "weight")
 
 
-def held(
+def keep(
   source: Source, how: Quantization | None = None, *, on_mesh: bool = False
 ) -> Weights:
   """The quantized weights by parameter; None for those that cannot be kept.
@@ -40,12 +40,12 @@ def held(
     return {}
   every = Quantization(dtype="int8", embedding=not config.tied_embeddings)
   weights = _weights(source, every)
-  together = [(path,) for path in weights if path[0] != "layers" or not on_mesh]
+  groups = [(path,) for path in weights if path[0] != "layers" or not on_mesh]
   if on_mesh:
     for of in stacked.kinds(config).values():
       rest = [path[2:] for path in weights if path[:2] == ("layers", of[0])]
-      together += [tuple(("layers", i, *r) for i in of) for r in rest]
-  for paths in together:
+      groups += [tuple(("layers", i, *r) for i in of) for r in rest]
+  for paths in groups:
     each = [x for path in paths if (x := weights[path]) is not None]
     kinds = {x.values.kind for x in each}
     if len(each) < len(paths) or not (len(kinds) == 1 or kinds == _INTEGERS):
@@ -113,7 +113,8 @@ def _weights(source: Source, how: Quantization) -> Weights:
       if tensor is None or tensor.quantized is None or not layout.of_parts:
         continue
       weight = jax.tree.map(
-        lambda part, layout=layout: laid(part, layout, config), tensor.quantized
+        lambda part, layout=layout: in_layout(part, layout, config),
+        tensor.quantized,
       )
       weights[path] = dataclasses.replace(weight, inputs=like.inputs)
   return weights
@@ -130,7 +131,7 @@ def _in_form(
   def finer(part, factor: float = 1):
     def read(index):
       index = index or (slice(None),) * len(shape)  # () means all
-      whole, rest = apart(index, axis)
+      whole, rest = split_at(index, axis)
       return factor * np.repeat(part.read(whole), times, axis=axis)[rest]
 
     return dataclasses.replace(part, shape=tuple(shape), read=read)

@@ -17,8 +17,8 @@ from flax import nnx
 from models import sharding as sharding_lib
 from models.formats.families.family import (
   AS_IS,
+  SWAPPED,
   TRANSPOSED,
-  TURNED,
   Layout,
   Table,
 )
@@ -152,7 +152,7 @@ def abstract(
   return shapes_of(make)
 
 
-def laid(tensor: Tensor, layout: Layout, config) -> Tensor:
+def in_layout(tensor: Tensor, layout: Layout, config) -> Tensor:
   """A tensor brought into its parameter's layout."""
   if layout is AS_IS:
     return tensor
@@ -178,7 +178,7 @@ def part(
   config = source.config
   if tensor is None:
     name, layout = locate(parameter, source.table)
-    tensor = laid(source.tensors[name], layout, config)
+    tensor = in_layout(source.tensors[name], layout, config)
   of_decoder = isinstance(config, TransformerConfig) and config != cut
   if of_decoder and parameter[-2] in sharding_lib.of_kv_heads(config):
     spec, wanted = (c.attentions[parameter[1]] for c in (config, cut))
@@ -196,13 +196,13 @@ def read(
     return tensor.read(index)
   if layout is TRANSPOSED:
     return tensor.read(index[::-1]).T
-  if layout is TURNED and index:
+  if layout is SWAPPED and index:
     experts, *rest = index
     return tensor.read((experts, *rest[::-1])).swapaxes(1, 2)
   return layout.take(tensor.read(()), config)[index]
 
 
-def apart(index: Index, axis: int) -> tuple[Index, Index]:
+def split_at(index: Index, axis: int) -> tuple[Index, Index]:
   """Splits an index: all of one axis first, then that axis' part of it."""
   whole, rest = [*index], [slice(None)] * len(index)
   whole[axis], rest[axis] = rest[axis], whole[axis]

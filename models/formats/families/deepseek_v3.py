@@ -33,7 +33,7 @@ HARMLESS = mixtures.DEEPSEEK_HARMLESS | {
 }  # fmt: skip
 
 
-def described(settings: Settings, dense: Sequence[bool]) -> TransformerConfig:
+def config_of(settings: Settings, dense: Sequence[bool]) -> TransformerConfig:
   """A model with latent attention; `dense` says which layers are dense."""
   sizes = reading.sizes(settings, names={"head_dim": "qk_rope_head_dim"})
   latent = Latent(
@@ -64,10 +64,10 @@ def described(settings: Settings, dense: Sequence[bool]) -> TransformerConfig:
 
 def _scale(settings: Settings, latent: Latent) -> float:
   """The attention scale, with YaRN's factor, which the rotation leaves out."""
-  said = settings.get("rope_scaling") or settings.get("rope_parameters") or {}
-  by = get(said, "mscale_all_dim", float, 0.0)
-  factor = get(said, "factor", float, 1.0)
-  kind = said.get("rope_type", said.get("type", "default"))
+  given = settings.get("rope_scaling") or settings.get("rope_parameters") or {}
+  by = get(given, "mscale_all_dim", float, 0.0)
+  factor = get(given, "factor", float, 1.0)
+  kind = given.get("rope_type", given.get("type", "default"))
   scale = (latent.nope_dim + latent.rope_dim) ** -0.5
   if kind != "default" and by and factor > 1:
     scale *= (0.1 * by * math.log(factor) + 1) ** 2
@@ -77,7 +77,7 @@ def _scale(settings: Settings, latent: Latent) -> float:
 def _read(settings: Settings) -> TransformerConfig:
   dense = get(settings, "first_k_dense_replace", int, least=0)
   count = get(settings, "num_hidden_layers", int)
-  return described(settings, [i < dense for i in range(count)])
+  return config_of(settings, [i < dense for i in range(count)])
 
 
 FAMILY = Family(
@@ -89,5 +89,5 @@ FAMILY = Family(
   fixed=dict(moe_layer_freq=1, scoring_func="sigmoid", topk_method="noaux_tc"),
   # These follow from others.
   harmless=HARMLESS | {"head_dim", "qk_head_dim"},
-  left_out=mixtures.of_drafting_layers,
+  ignores=mixtures.of_drafting_layers,
 )

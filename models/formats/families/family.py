@@ -1,4 +1,4 @@
-"""`Family`, how the files of a family of decoder-only models are read.
+"""`Family`: reads the files of a family of decoder-only models.
 
 A family is a `model_type` of Hugging Face's `config.json`, in one file of this
 folder: it translates the configuration to layers, maps tensors to parameters,
@@ -24,10 +24,10 @@ class Settings(Mapping[str, Any]):
 
   def __init__(self, given: Mapping[str, Any], defaults: Mapping[str, Any]):
     self._values = {**defaults, **given}
-    self.asked: set[str] = set()
+    self.used: set[str] = set()
 
   def __getitem__(self, key: str) -> Any:
-    self.asked.add(key)
+    self.used.add(key)
     return self._values[key]
 
   def __iter__(self) -> Iterator[str]:
@@ -39,7 +39,7 @@ class Settings(Mapping[str, Any]):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """How a tensor stores a parameter.
+  """The layout of a parameter in a tensor.
 
   Attributes:
     take: maps a tensor and the model's configuration to the parameter.
@@ -57,8 +57,8 @@ class Layout:
 # Both are their own inverse and do not change vectors.
 AS_IS = Layout(lambda x, c: x, of_parts=True)
 TRANSPOSED = Layout(lambda x, c: x.T, lambda s, c: s[::-1])
-# Transposes each expert.
-TURNED = Layout(
+# Swaps inputs and outputs of each expert.
+SWAPPED = Layout(
   lambda x, c: x.swapaxes(1, 2),
   lambda s, c: (s[0], s[2], s[1]),
   of_parts=True,
@@ -102,7 +102,7 @@ class Tensors:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gguf:
-  """How the family's GGUF files are read.
+  """The conventions of a family's GGUF files.
 
   Attributes:
     architecture: llama.cpp's name.
@@ -135,9 +135,9 @@ class Family(Table):
     fixed: keys that must have this value or be missing.
     harmless: further keys that change nothing in this family.
     quantized: `quant_method`s of `quantization_config` that it handles itself.
-    left_out: whether to ignore a tensor, given its name without prefix.
-    within: `model_type`s of multimodal models whose `text_config` is of this
-      family, with settings that override it; the rest of them is ignored.
+    ignores: whether to ignore a tensor, given its name without prefix.
+    multimodal: `model_type`s of models with a `text_config` of this family, and
+      settings that override it; the rest of those models is ignored.
     gguf: its GGUF files; None if not supported.
   """
 
@@ -146,10 +146,8 @@ class Family(Table):
   fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   harmless: frozenset[str] = frozenset()
   quantized: frozenset[str] = frozenset()
-  left_out: Callable[[str, TransformerConfig], bool] = lambda name, config: (
-    False
-  )
-  within: Mapping[str, Mapping[str, Any]] = dataclasses.field(
+  ignores: Callable[[str, TransformerConfig], bool] = lambda name, config: False
+  multimodal: Mapping[str, Mapping[str, Any]] = dataclasses.field(
     default_factory=dict
   )
   gguf: Gguf | None = None

@@ -9,7 +9,7 @@ from typing import Any
 
 from models.formats.families import llama, reading
 from models.formats.families.family import Family, Gguf, Layout, Settings
-from models.formats.families.reading import FULL, SLIDES, get
+from models.formats.families.reading import FULL, SLIDING, get
 from models.networks.description import TransformerConfig
 from models.networks.rope import Rope
 
@@ -40,7 +40,7 @@ GGUF_LAYOUTS = {
 }
 
 
-def described(
+def config_of(
   settings: Settings,
   *,
   slides: Callable[[int], bool],
@@ -58,7 +58,7 @@ def described(
   layers = {
     kind: reading.layer(
       sizes,
-      window=window if kind == SLIDES else None,
+      window=window if kind == SLIDING else None,
       rope=rope,
       scale=get(settings, "query_pre_attn_scalar", float) ** -0.5,
       bias=get(settings, "attention_bias", bool),
@@ -80,11 +80,11 @@ def described(
 
 
 def _read(settings: Settings) -> TransformerConfig:
-  return described(
+  return config_of(
     settings,
     slides=lambda layer: layer % 2 == 0,
     ropes=lambda size: dict.fromkeys(
-      (FULL, SLIDES), reading.rope(settings, size)
+      (FULL, SLIDING), reading.rope(settings, size)
     ),
     softcap=get(settings, "attn_logit_softcapping", float, None),
   )

@@ -8,7 +8,7 @@ from typing import Any
 
 from models.formats.families import gemma2, reading
 from models.formats.families.family import Family, Gguf, Settings
-from models.formats.families.reading import FULL, SLIDES, get
+from models.formats.families.reading import FULL, SLIDING, get
 from models.networks.description import TransformerConfig
 
 
@@ -16,13 +16,13 @@ def _read(settings: Settings) -> TransformerConfig:
   period = get(settings, "sliding_window_pattern", int, 6)
   older = {
     FULL: {key: settings.get(key) for key in ("rope_theta", "rope_scaling")},
-    SLIDES: {"rope_theta": settings.get("rope_local_base_freq")},
+    SLIDING: {"rope_theta": settings.get("rope_local_base_freq")},
   }
-  return gemma2.described(
+  return gemma2.config_of(
     settings,
     slides=lambda layer: (layer + 1) % period != 0,
     ropes=lambda size: reading.rope_by_type(
-      settings, size, older=older, theta={FULL: 1e6, SLIDES: 1e4}
+      settings, size, older=older, theta={FULL: 1e6, SLIDING: 1e4}
     ),
     qk_norm="head",
   )
@@ -51,7 +51,7 @@ FAMILY = Family(
   # Attention scores have no soft cap, whatever a file says, as in transformers.
   harmless=gemma2.HARMLESS | {"attn_logit_softcapping"},
   # The multimodal model ties its embeddings by default and has no logit cap.
-  within={
+  multimodal={
     "gemma3": dict(tie_word_embeddings=True, final_logit_softcapping=None)
   },
   gguf=Gguf(

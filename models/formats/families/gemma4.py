@@ -10,8 +10,8 @@ from typing import Any
 
 from models.formats import json_files
 from models.formats.families import gemma2, gemma4_gguf, mixtures, reading
-from models.formats.families.family import TURNED, Family, Layout, Settings
-from models.formats.families.reading import FULL, SLIDES, get
+from models.formats.families.family import SWAPPED, Family, Layout, Settings
+from models.formats.families.reading import FULL, SLIDING, get
 from models.networks.description import TransformerConfig
 from models.networks.mixture import Mixture
 
@@ -36,13 +36,13 @@ def _read(settings: Settings) -> TransformerConfig:
     ropes = reading.rope_by_type(
       {"rope_parameters": settings.get("rope_parameters") or _ROPE,
        "max_position_embeddings": settings.get("max_position_embeddings")},
-      heads["head_dim"], older={}, theta={FULL: 1e6, SLIDES: 1e4},
+      heads["head_dim"], older={}, theta={FULL: 1e6, SLIDING: 1e4},
     )  # fmt: skip
     width = sizes["mlp_dim"] * (2 if shares and wide else 1)
     layer = reading.layer(
       sizes, reading.dense(sizes, width=width), bias=bias, norms="both",
       **heads, scale=1.0, qk_norm="head", v_norm=True,
-      window=window if kind == SLIDES else None,
+      window=window if kind == SLIDING else None,
       rope=ropes[kind],
       keys_as_values=same and kind == FULL,
       source=len(unshared) - 1 - unshared[::-1].index(kind) if shares else None,
@@ -91,7 +91,7 @@ def _half(which: int) -> Layout:
   )
 
 
-def _left_out(name: str, config: TransformerConfig) -> bool:
+def _ignores(name: str, config: TransformerConfig) -> bool:
   """True for keys and values of layers that share another layer's."""
   parts = name.split(".")
   if len(parts) < 4 or parts[2] != "self_attn" or parts[3][0] not in "kv":
@@ -101,7 +101,7 @@ def _left_out(name: str, config: TransformerConfig) -> bool:
 
 
 _ROPE = {
-  FULL: dict(rope_type="proportional", partial_rotary_factor=0.25), SLIDES: {},
+  FULL: dict(rope_type="proportional", partial_rotary_factor=0.25), SLIDING: {},
 }  # fmt: skip
 _BESIDE, _THEIRS = "layers.#.beside", "layers.#.experts.gate_up_proj"
 FAMILY = Family(
@@ -129,7 +129,7 @@ FAMILY = Family(
   layouts={
     f"{_BESIDE}.experts.gate": _half(0),
     f"{_BESIDE}.experts.up": _half(1),
-    f"{_BESIDE}.experts.down": TURNED,
+    f"{_BESIDE}.experts.down": SWAPPED,
   },
   defaults=dict(
     gemma2.DEFAULTS, sliding_window=512, final_logit_softcapping=None,
@@ -144,7 +144,7 @@ FAMILY = Family(
     "num_experts", "top_k_experts", "moe_intermediate_size", "global_head_dim",
     "num_global_key_value_heads", "vocab_size_per_layer_input",
   },
-  left_out=_left_out,
-  within={"gemma4": dict(tie_word_embeddings=True)},
+  ignores=_ignores,
+  multimodal={"gemma4": dict(tie_word_embeddings=True)},
   gguf=gemma4_gguf.GGUF,
 )  # fmt: skip

@@ -7,7 +7,7 @@ import numpy as np
 
 from models.formats.families.family import Gguf, Tensors
 from models.formats.families.llama import GGUF_SIZES
-from models.formats.families.reading import FULL, SLIDES
+from models.formats.families.reading import FULL, SLIDING
 
 _SHARED = "attention.shared_kv_layers"
 _BESIDE, _PATTERN = "layers.#.beside", "attention.sliding_window_pattern"
@@ -42,16 +42,16 @@ def _rope(
     # Half a pair more, since the share is rounded down.
     share = min((2 * turning + 1) / size, 1)
     full |= {"rope_type": "proportional", "partial_rotary_factor": share}
-  return {FULL: full, SLIDES: {"rope_theta": settings["rope.freq_base_swa"]}}
+  return {FULL: full, SLIDING: {"rope_theta": settings["rope.freq_base_swa"]}}
 
 
 def _settings(settings: Mapping[str, Any], has: Tensors) -> dict[str, Any]:
   count = settings["block_count"]
   shared = settings.get(_SHARED, 0)
-  kinds = [SLIDES if x else FULL for x in _each(settings, _PATTERN, count)]
+  kinds = [SLIDING if x else FULL for x in _each(settings, _PATTERN, count)]
   heads = _each(settings, "attention.head_count_kv", count)
   widths = _each(settings, "feed_forward_length", count)
-  sizes = {FULL: _size(settings, ""), SLIDES: _size(settings, "_swa")}
+  sizes = {FULL: _size(settings, ""), SLIDING: _size(settings, "_swa")}
   full = [i for i in range(count - shared) if kinds[i] == FULL]
   by_layer = "per_layer_token_embd.weight"
   return {

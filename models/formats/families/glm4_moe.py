@@ -36,5 +36,5 @@ FAMILY = Family(
     use_qk_norm=False,
   ),
   harmless=mixtures.DEEPSEEK_HARMLESS,
-  left_out=mixtures.of_drafting_layers,
+  ignores=mixtures.of_drafting_layers,
 )  # fmt: skip

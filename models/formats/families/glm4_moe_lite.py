@@ -11,7 +11,7 @@ def _read(settings: Settings) -> TransformerConfig:
   kinds = reading.layer_types(
     settings, usual, ["dense", "sparse"], key="mlp_layer_types"
   )
-  return deepseek_v3.described(settings, [kind == "dense" for kind in kinds])
+  return deepseek_v3.config_of(settings, [kind == "dense" for kind in kinds])
 
 
 FAMILY = Family(
@@ -23,5 +23,5 @@ FAMILY = Family(
   # transformers does not read it: without a list the first layer is dense.
   fixed=dict(topk_method="noaux_tc", first_k_dense_replace=1),
   harmless=deepseek_v3.HARMLESS | {"qk_head_dim"},
-  left_out=mixtures.of_drafting_layers,
+  ignores=mixtures.of_drafting_layers,
 )

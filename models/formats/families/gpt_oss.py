@@ -6,13 +6,13 @@ from typing import Any
 from models.formats.families import llama, mixtures, reading
 from models.formats.families.family import (
   AS_IS,
-  TURNED,
+  SWAPPED,
   Family,
   Gguf,
   Layout,
   Settings,
 )
-from models.formats.families.reading import FULL, SLIDES, get
+from models.formats.families.reading import FULL, SLIDING, get
 from models.networks.description import TransformerConfig
 
 # GGUF files have no key for YaRN without truncation.
@@ -31,11 +31,11 @@ def _read(settings: Settings) -> TransformerConfig:
   )  # fmt: skip
   layers = {
     kind: reading.layer(
-      sizes, experts, window=window if kind == SLIDES else None, sinks=True,
+      sizes, experts, window=window if kind == SLIDING else None, sinks=True,
       rope=reading.rope(settings, sizes["head_dim"], theta=150_000.0),
       bias=get(settings, "attention_bias", bool),
     )
-    for kind in (FULL, SLIDES)
+    for kind in (FULL, SLIDING)
   }  # fmt: skip
   usual = [i % 2 == 0 for i in range(sizes["num_layers"])]
   kinds = reading.windowed(settings, usual, window)
@@ -105,7 +105,7 @@ FAMILY = Family(
       **{f"{_EXPERTS}.{x}_bias": f"{_EXPERTS}.{x}_proj.bias" for x in _PARTS},
     },
     layouts={
-      **{f"{_EXPERTS}.{x}": TURNED for x in _PARTS},
+      **{f"{_EXPERTS}.{x}": SWAPPED for x in _PARTS},
       **{f"{_EXPERTS}.{x}_bias": AS_IS for x in _PARTS},
     },
     settings=_gguf_settings,

@@ -60,7 +60,7 @@ def layer_tensors(ours: str, theirs: str) -> dict[str, str]:
   return names
 
 
-def alike(
+def config_of(
   settings: Settings, *, mlp_bias: bool = False, **attention
 ) -> TransformerConfig:
   """A model of equal Llama layers; `attention` as for `reading.layer`."""
@@ -75,7 +75,7 @@ def alike(
 
 
 def _read(settings: Settings) -> TransformerConfig:
-  return alike(
+  return config_of(
     settings,
     bias=get(settings, "attention_bias", bool),
     mlp_bias=get(settings, "mlp_bias", bool),
@@ -99,7 +99,7 @@ def _gguf_settings(
     "mlp_bias": has("ffn_gate", "ffn_up", "ffn_down"),
   }
   window = {"sliding_window": metadata.get("attention.sliding_window") or None}
-  said = {name: True for name in biases if biases[name]}  # others reject these
+  given = {name: True for name in biases if biases[name]}  # others reject these
   if metadata.get("expert_count"):
     experts = {
       "model_type": "mixtral",
@@ -107,10 +107,10 @@ def _gguf_settings(
       "num_local_experts": metadata["expert_count"],
       "num_experts_per_tok": metadata.get("expert_used_count"),
     }
-    return experts | window | said
+    return experts | window | given
   if not window["sliding_window"]:
     return biases | window
-  return {"model_type": "mistral"} | said
+  return {"model_type": "mistral"} | given
 
 
 def _pairs(heads: str) -> Layout:

@@ -10,6 +10,6 @@ FAMILY = dataclasses.replace(
   fixed=dict(qwen2.FAMILY.fixed, attention_bias=True),
   harmless=frozenset({"num_nextn_predict_layers"}),
   # The MTP head, which the model itself does not use.
-  left_out=lambda name, config: name.startswith("mtp_layers."),
+  ignores=lambda name, config: name.startswith("mtp_layers."),
   gguf=None,
 )

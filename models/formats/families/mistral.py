@@ -6,7 +6,7 @@ from models.formats.families.reading import get
 
 FAMILY = Family(
   name="mistral",
-  read=lambda settings: llama.alike(
+  read=lambda settings: llama.config_of(
     settings, window=get(settings, "sliding_window", int, None)
   ),
   tensors=llama.TENSORS,

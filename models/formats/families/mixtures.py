@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from models.formats.families import llama
-from models.formats.families.family import TURNED, Settings
+from models.formats.families.family import SWAPPED, Settings
 from models.formats.families.reading import get
 from models.networks.description import TransformerConfig
 from models.networks.mixture import Mixture
@@ -21,7 +21,7 @@ TENSORS = {
     for x in ("gate", "up", "down")
   },
 }
-LAYOUTS = {f"layers.#.mlp.experts.{x}": TURNED for x in ("gate", "up", "down")}
+LAYOUTS = {f"layers.#.mlp.experts.{x}": SWAPPED for x in ("gate", "up", "down")}
 # Keys of GGUF metadata.
 GGUF_KEYS = {
   **llama.GGUF_KEYS,

@@ -5,7 +5,7 @@ from typing import Any
 
 from models.formats.families import llama, reading
 from models.formats.families.family import Family, Settings
-from models.formats.families.reading import FULL, SLIDES, get
+from models.formats.families.reading import FULL, SLIDING, get
 from models.networks.description import TransformerConfig
 from models.networks.rope import Rope
 
@@ -23,7 +23,7 @@ DEFAULTS = dict(
 )  # fmt: skip
 
 
-def described(
+def config_of(
   settings: Settings,
   sizes: Mapping[str, Any],
   types: Sequence[str],
@@ -34,7 +34,7 @@ def described(
   layers = {
     kind: reading.layer(
       sizes,
-      window=window if kind == SLIDES else None,
+      window=window if kind == SLIDING else None,
       rope=rope,
       qk_norm="width",
       bias=get(settings, "attention_bias", bool),
@@ -48,7 +48,7 @@ def described(
 def _read(settings: Settings) -> TransformerConfig:
   sizes = reading.sizes(settings)
   rope = reading.rope(settings, sizes["head_dim"])
-  return described(settings, sizes, [FULL] * sizes["num_layers"], {FULL: rope})
+  return config_of(settings, sizes, [FULL] * sizes["num_layers"], {FULL: rope})
 
 
 FAMILY = Family(

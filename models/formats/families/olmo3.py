@@ -5,7 +5,7 @@ Rotary frequencies are rescaled in full-attention layers only.
 
 from models.formats.families import olmo2, reading
 from models.formats.families.family import Family, Settings
-from models.formats.families.reading import FULL, SLIDES, get
+from models.formats.families.reading import FULL, SLIDING, get
 from models.networks.description import TransformerConfig
 
 
@@ -18,11 +18,11 @@ def _read(settings: Settings) -> TransformerConfig:
     settings,
     sizes["head_dim"],
     older={FULL: older},
-    theta={FULL: 5e5, SLIDES: 5e5},
+    theta={FULL: 5e5, SLIDING: 5e5},
   )
   usual = [(i + 1) % 4 > 0 for i in range(sizes["num_layers"])]
   types = reading.windowed(settings, usual, window)
-  return olmo2.described(settings, sizes, types, ropes, window)
+  return olmo2.config_of(settings, sizes, types, ropes, window)
 
 
 FAMILY = Family(

@@ -2,7 +2,7 @@
 
 from models.formats.families import llama, reading
 from models.formats.families.family import Family, Gguf, Settings
-from models.formats.families.reading import SLIDES, get
+from models.formats.families.reading import SLIDING, get
 from models.networks.description import TransformerConfig
 
 DEFAULTS = dict(
@@ -17,7 +17,7 @@ def window(settings: Settings) -> int | None:
   return size if get(settings, "use_sliding_window", bool) and size else None
 
 
-def described(settings: Settings, **attention) -> TransformerConfig:
+def config_of(settings: Settings, **attention) -> TransformerConfig:
   """A Qwen2 or 3; `attention` as for `reading.layer`."""
   sizes, size = reading.sizes(settings), window(settings)
   full = get(settings, "max_window_layers", int, 0, least=0)
@@ -27,7 +27,7 @@ def described(settings: Settings, **attention) -> TransformerConfig:
   rope = reading.rope(settings, sizes["head_dim"])
   layers = [
     reading.layer(
-      sizes, rope=rope, window=size if kind == SLIDES else None, **attention
+      sizes, rope=rope, window=size if kind == SLIDING else None, **attention
     )
     for kind in kinds
   ]
@@ -36,7 +36,7 @@ def described(settings: Settings, **attention) -> TransformerConfig:
 
 FAMILY = Family(
   name="qwen2",
-  read=lambda settings: described(settings, qkv_bias=True),
+  read=lambda settings: config_of(settings, qkv_bias=True),
   tensors=llama.TENSORS,
   defaults=DEFAULTS,
   fixed=dict(use_mrope=False, attention_bias=False, mlp_bias=False),

@@ -6,7 +6,7 @@ from models.formats.families.reading import get
 
 FAMILY = Family(
   name="qwen3",
-  read=lambda settings: qwen2.described(
+  read=lambda settings: qwen2.config_of(
     settings, bias=get(settings, "attention_bias", bool), qk_norm="head"
   ),
   tensors=llama.TENSORS,

@@ -7,7 +7,7 @@ from models.networks.description import TransformerConfig
 
 def _read(settings: Settings) -> TransformerConfig:
   sizes = reading.sizes(settings)
-  return qwen3_next.described(settings, sizes, reading.dense(sizes))
+  return qwen3_next.config_of(settings, sizes, reading.dense(sizes))
 
 
 _TENSORS = {
@@ -32,5 +32,5 @@ FAMILY = Family(
   defaults=dict(qwen3_next.DEFAULTS, num_key_value_heads=4),
   fixed=FIXED,
   harmless=qwen3_next.HARMLESS,
-  within={"qwen3_5": {}},
+  multimodal={"qwen3_5": {}},
 )

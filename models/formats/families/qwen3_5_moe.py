@@ -8,7 +8,7 @@ from models.networks.description import TransformerConfig
 def _read(settings: Settings) -> TransformerConfig:
   sizes = reading.sizes(settings)
   experts = mixtures.with_shared(settings, sizes, renormalized=True)
-  return qwen3_next.described(settings, sizes, experts)
+  return qwen3_next.config_of(settings, sizes, experts)
 
 
 FAMILY = Family(
@@ -23,5 +23,5 @@ FAMILY = Family(
   defaults=qwen3_next.DEFAULTS,
   fixed=qwen3_5.FIXED | dict(norm_topk_prob=True),
   harmless=mixtures.HARMLESS | qwen3_next.HARMLESS | {"intermediate_size"},
-  within={"qwen3_5_moe": {}},
+  multimodal={"qwen3_5_moe": {}},
 )

@@ -26,7 +26,7 @@ _SHARE = 0.25  # of a head's channels rotate, the first ones
 _OF_IMAGES = ("mrope_section", "mrope_interleaved")
 
 
-def described(
+def config_of(
   settings: Settings,
   sizes: Mapping[str, Any],
   feed_forward: DenseSpec | Mixture,
@@ -66,7 +66,7 @@ def _read(settings: Settings) -> TransformerConfig:
   experts = mixtures.with_shared(
     settings, sizes, renormalized=get(settings, "norm_topk_prob", bool)
   )
-  return described(settings, sizes, experts)
+  return config_of(settings, sizes, experts)
 
 
 def _delta(config: TransformerConfig) -> tuple[DeltaSpec, int]:

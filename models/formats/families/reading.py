@@ -16,7 +16,7 @@ from models.networks.description import (
 from models.networks.mixture import Mixture
 from models.networks.rope import Rope, RopeScaling
 
-FULL, SLIDES = "full_attention", "sliding_attention"
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 ACTIVATIONS = {
   "silu": "silu", "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh",
@@ -164,8 +164,8 @@ def windowed(
   """
   if window is None:
     return layer_types(config, [FULL for _ in slides], [FULL])
-  usual = [SLIDES if each else FULL for each in slides]
-  return layer_types(config, usual, [FULL, SLIDES])
+  usual = [SLIDING if each else FULL for each in slides]
+  return layer_types(config, usual, [FULL, SLIDING])
 
 
 # -------------------------------------------------------------------- rotations
@@ -187,32 +187,32 @@ def rope(
   share of a head's channels that rotate, None if it must be 1; `ignored` lists
   settings that change nothing.
   """
-  said = _said(config, ignored)
-  kind = said.get("rope_type", "default")
+  given = _rope_settings(config, ignored)
+  kind = given.get("rope_type", "default")
   if kind not in _ROPE_KINDS:
     raise ValueError(f"rope_type must be one of {_ROPE_KINDS}, got {kind!r}")
   partial = share is not None or kind == "proportional"
-  share = get(said, "partial_rotary_factor", float, share or 1.0)
+  share = get(given, "partial_rotary_factor", float, share or 1.0)
   if share != 1 and not partial:
     raise ValueError(f"partial_rotary_factor must be 1, got {share}")
-  theta = get(said, "rope_theta", float, theta)
+  theta = get(given, "rope_theta", float, theta)
   dim = head_dim if kind == "proportional" else int(head_dim * share)
   pairs = -(-dim // 2)
   if kind == "llama3":
     longest = get(config, "max_position_embeddings", int)
     scaling = RopeScaling(
-      **{key: get(said, key, float) for key in ROPE_FACTORS},
-      original_max_positions=get(said, ROPE_LENGTH, int, longest),
+      **{key: get(given, key, float) for key in ROPE_FACTORS},
+      original_max_positions=get(given, ROPE_LENGTH, int, longest),
     )
     return Rope(theta=theta, dim=dim, scaling=scaling)
   if kind == "yarn":
-    return _yarn(config, said, theta, dim)
+    return _yarn(config, given, theta, dim)
   factors = None
   if kind == "linear":
-    factors = (get(said, "factor", float),) * pairs
+    factors = (get(given, "factor", float),) * pairs
   elif kind == "proportional":  # the other pairs do not rotate
     turning = int(share * head_dim // 2)
-    factors = (get(said, "factor", float, 1.0),) * turning
+    factors = (get(given, "factor", float, 1.0),) * turning
     factors += (math.inf,) * (pairs - turning)
   # "dynamic" rescales nothing within the model's maximum length.
   return Rope(theta=theta, dim=dim, factors=factors)
@@ -247,12 +247,12 @@ def rope_by_type(
   }
 
 
-def _said(
+def _rope_settings(
   config: Mapping[str, Any], ignored: Collection[str]
 ) -> dict[str, Any]:
   """Rotary settings from all places, by their newest names."""
   outside = "rope_theta partial_rotary_factor rotary_emb_base rotary_pct"
-  said: dict[str, Any] = {}
+  given: dict[str, Any] = {}
   for source in (
     {key: config.get(key) for key in outside.split()},
     config.get("rope_parameters") or {},
@@ -264,12 +264,12 @@ def _said(
         continue
       if key not in _ROPE_KEYS:
         raise ValueError(f"unknown rotary setting: {key}")
-      said[key] = value
-  return said
+      given[key] = value
+  return given
 
 
 def _yarn(
-  config: Mapping[str, Any], said: Mapping[str, Any], theta: float, dim: int
+  config: Mapping[str, Any], given: Mapping[str, Any], theta: float, dim: int
 ) -> Rope:
   """A `Rope` with YaRN (Peng et al., 2023, section 3).
 
@@ -278,27 +278,27 @@ def _yarn(
   are interpolated linearly in their index.
   """
   longest = get(config, "max_position_embeddings", int)
-  original = get(said, ROPE_LENGTH, int, longest)
-  factor = get(said, "factor", float, longest / original)
+  original = get(given, ROPE_LENGTH, int, longest)
+  factor = get(given, "factor", float, longest / original)
 
   def pair(key: str, turns: float) -> float:
     """The (fractional) index of the frequency with that many turns."""
-    turn = original / (2 * math.pi * get(said, key, float, turns))
+    turn = original / (2 * math.pi * get(given, key, float, turns))
     return dim * math.log(turn) / (2 * math.log(theta))
 
   low, high = pair("beta_fast", 32.0), pair("beta_slow", 1.0)
-  if get(said, "truncate", bool, True):
+  if get(given, "truncate", bool, True):
     low, high = math.floor(low), math.ceil(high)
   low, high = max(low, 0), min(high, dim - 1)
   if low == high:
     high += 0.001
   ramp = [min(max((i - low) / (high - low), 0), 1) for i in range(dim // 2)]
   scale = lambda by: 0.1 * by * math.log(max(factor, 1)) + 1
-  both = [get(said, key, float, None) for key in ("mscale", "mscale_all_dim")]
+  both = [get(given, key, float, None) for key in ("mscale", "mscale_all_dim")]
   usual = scale(both[0]) / scale(both[1]) if all(both) else scale(1)
   return Rope(
     theta=theta,
     dim=dim,
     factors=tuple(1 / (1 - r + r / factor) for r in ramp),
-    scale=get(said, "attention_factor", float, usual),
+    scale=get(given, "attention_factor", float, usual),
   )

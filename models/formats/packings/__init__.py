@@ -17,7 +17,7 @@ from models.formats.packings import (
   compressed_tensors,
   gptq,
 )
-from models.formats.packings.packing import Opened, Packing
+from models.formats.packings.packing import Packing, Parsed
 
 PACKINGS: dict[str, Packing] = {
   "awq": awq.PACKING,
@@ -33,7 +33,7 @@ _HARMLESS = frozenset(
 
 def read(
   given: Mapping[str, Any], others: Set[str] = frozenset()
-) -> Opened | None:
+) -> Parsed | None:
   """Reads a `quantization_config`; None for the family's own method.
 
   Args:
@@ -70,7 +70,7 @@ def read(
     raise ValueError(
       f"quantization_config of {method}: {error} is missing or malformed"
     ) from error
-  known = _HARMLESS | packing.harmless | {*packing.fixed} | settings.asked
+  known = _HARMLESS | packing.harmless | {*packing.fixed} | settings.used
   json_files.refuse_unknown(
     given, known, f"settings of quantization_config of {method}"
   )

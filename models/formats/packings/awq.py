@@ -10,8 +10,8 @@ import numpy as np
 
 from models.formats.families.family import Settings
 from models.formats.packings.packing import (
-  Opened,
   Packing,
+  Parsed,
   check_shape,
   group_of,
   join,
@@ -25,14 +25,14 @@ _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the outputs of a word, lowest bits first
 _PLACES = np.argsort(_ORDER)
 
 
-def _open(settings: Settings) -> Opened:
+def _open(settings: Settings) -> Parsed:
   size = settings["group_size"]
   form = settings.get("version") or settings.get("format") or "gemm"
   if not isinstance(form, str) or form.lower() != "gemm":
     raise ValueError(f"the version of awq must be 'gemm', got {form!r:.80}")
-  return Opened(
-    says=f"awq, 4 bits in groups of {size}",
-    joined=lambda tensors: join(
+  return Parsed(
+    label=f"awq, 4 bits in groups of {size}",
+    join=lambda tensors: join(
       tensors,
       mark="qweight",
       parts=_PARTS,

@@ -12,14 +12,14 @@ activations are not quantized here.
 """
 
 from models.formats.families.family import Settings
-from models.formats.packings.packing import Opened, Packing, in_blocks, join
+from models.formats.packings.packing import Packing, Parsed, in_blocks, join
 from models.formats.weights import Tensor
 
 _SCALES = ("weight_scale_inv", "weight_scale")
 _PARTS = ("weight", *_SCALES, "input_scale", "activation_scale")
 
 
-def _open(settings: Settings) -> Opened:
+def _open(settings: Settings) -> Parsed:
   sizes = settings["weight_block_size"]
   if sizes is not None and len(sizes) != 2:
     raise ValueError(f"weight_block_size must be two sizes, got {sizes!r:.80}")
@@ -39,11 +39,9 @@ def _open(settings: Settings) -> Opened:
       "fp8",
     )
 
-  return Opened(
-    says="fp8" if sizes is None else f"fp8 in blocks of {sizes}",
-    joined=lambda tensors: join(
-      tensors, mark="weight", parts=_PARTS, make=make
-    ),
+  return Parsed(
+    label="fp8" if sizes is None else f"fp8 in blocks of {sizes}",
+    join=lambda tensors: join(tensors, mark="weight", parts=_PARTS, make=make),
   )
 
 

@@ -22,8 +22,8 @@ import numpy as np
 from models.formats import json_files
 from models.formats.families.family import Settings
 from models.formats.packings.packing import (
-  Opened,
   Packing,
+  Parsed,
   Tensors,
   check_shape,
   group_of,
@@ -95,7 +95,7 @@ class _Scheme:
     return integers and zeros and parts["weight_packed"].shape == words
 
 
-def _open(settings: Settings) -> Opened:
+def _open(settings: Settings) -> Parsed:
   formats, schemes = [settings["format"]], []
   for name, group in settings["config_groups"].items():
     json_files.refuse_unknown(group, _OF_GROUP, f"settings of {name}")
@@ -122,7 +122,7 @@ def _open(settings: Settings) -> Opened:
     return join(tensors, mark="weight", parts=_PARTS, make=make)
 
   said = ", ".join(dict.fromkeys(map(str, schemes)))
-  return Opened(says=f"compressed-tensors, {said}", joined=joined)
+  return Parsed(label=f"compressed-tensors, {said}", join=joined)
 
 
 def _weight(parts: dict[str, Tensor], schemes: list[_Scheme]) -> Tensor | None:

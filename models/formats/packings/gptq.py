@@ -15,8 +15,8 @@ import numpy as np
 
 from models.formats.families.family import Settings
 from models.formats.packings.packing import (
-  Opened,
   Packing,
+  Parsed,
   check_shape,
   group_of,
   join,
@@ -28,7 +28,7 @@ _PARTS = ("qweight", "qzeros", "scales", "g_idx")
 _ADDED = {"gptq": 1, "gptq_v2": 0}  # to stored zero points
 
 
-def _open(settings: Settings) -> Opened:
+def _open(settings: Settings) -> Parsed:
   bits, size = settings["bits"], settings["group_size"]
   form = settings.get("checkpoint_format") or settings.get("format") or "gptq"
   if form not in _ADDED:
@@ -36,9 +36,9 @@ def _open(settings: Settings) -> Opened:
       f"the format of gptq must be one of {[*_ADDED]}, got {form!r:.80}"
     )
   symmetric, adds = settings["sym"], _ADDED[form]
-  return Opened(
-    says=f"{form}, {bits} bits in groups of {size}",
-    joined=lambda tensors: join(
+  return Parsed(
+    label=f"{form}, {bits} bits in groups of {size}",
+    join=lambda tensors: join(
       tensors,
       mark="qweight",
       parts=_PARTS,

@@ -15,18 +15,18 @@ _FLOATS = ("F32", "BF16", "F16", "F8_E8M0", "U8")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Opened:
+class Parsed:
   """A parsed `quantization_config`.
 
   Attributes:
-    says: a description of the quantization.
-    joined: replaces the parts of each packed weight in a checkpoint's tensors
+    label: a description of the quantization, for messages.
+    join: replaces the parts of each packed weight in a checkpoint's tensors
       by one tensor, `NAME.weight`. Raises CheckpointError if parts do not fit
       together.
   """
 
-  says: str
-  joined: Callable[[Tensors], dict[str, Tensor]]
+  label: str
+  join: Callable[[Tensors], dict[str, Tensor]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Packing:
     harmless: keys that change no weight.
   """
 
-  open: Callable[[Settings], Opened]
+  open: Callable[[Settings], Parsed]
   defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   fixed: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
   harmless: frozenset[str] = frozenset()

@@ -33,7 +33,7 @@ def test_numbers_are_those_of_transformers():
   tensor = lambda name, x: weights.Tensor(
     name=name, shape=x.shape, kind="U8", read=x.__getitem__
   )
-  made = mxfp4.joined(
+  made = mxfp4.join(
     {"x_blocks": tensor("x_blocks", blocks), "x_scales": tensor("x_s", scales)}
   )["x"]
   whole = made.read(())
@@ -70,10 +70,10 @@ def test_a_gpt_oss_as_released_has_the_logits_of_its_numbers(tmp_path):
   expected = references.logits(model, TOKENS)
   form = Quantization(dtype="fp4", group=32, output=False, dense=False)
   source = huggingface.source(tmp_path)
-  kept = published.held(source)
+  kept = published.keep(source)
   assert published.summary(source, kept) == (form, str(form))
   whole = loading.load(source)
-  kept = loading.load(source, form=form, kept=published.held(source, form))
+  kept = loading.load(source, form=form, kept=published.keep(source, form))
   for ours, others in zip(kept.layers, whole.layers, strict=True):
     for name in quantized.EXPERTS:
       weight = getattr(ours.mlp.experts, name)[...]

@@ -59,7 +59,7 @@ def linears(module):
 
 def held(source):
   """How a checkpoint's weights are held as they are published."""
-  kept = published.held(source)
+  kept = published.keep(source)
   return published.summary(source, kept)
 
 
@@ -139,7 +139,7 @@ def greedy(module):
 def kept_as(path, form):
   """The model in a folder, whose weights are held as published in a form."""
   source = huggingface.source(str(path))
-  return loading.load(source, form=form, kept=published.held(source, form))
+  return loading.load(source, form=form, kept=published.keep(source, form))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
