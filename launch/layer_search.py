@@ -93,12 +93,12 @@ def gated(module: Transformer, gates: Array, fed: Fed) -> ModelOutput:
   x = fed.x
   for index, layer in enumerate(module.layers):
     buffers = fed.cache.keys[index], fed.cache.values[index]
-    out, _ = layer.attended(x, *fed.of(layer.spec), buffers, fed.start)
+    out, _ = layer.attend(x, *fed.of(layer.spec), buffers, fed.start)
     after = jnp.where(gates[index, 0], x + out, x)
     # An MLP parallel to its attention reads the layer's input.
-    out = layer.fed_forward(x if layer.spec.parallel else after)
+    out = layer.mlp_output(x if layer.spec.parallel else after)
     x = jnp.where(gates[index, 1], after + out, after)
-    x = layer.finished(x, fed.per_layer_of(index))
+    x = layer.finish(x, fed.per_layer_of(index))
   return module.leave(x)
 
 

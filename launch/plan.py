@@ -93,7 +93,7 @@ def head(text: str, kind: str, target: TransformerConfig) -> HeadShape:
   """A draft head of a kind, by name or path."""
   settings = _settings(text, shapes.HEADS)
   head_shape = head_checkpoints.shape(
-    settings, checkpoints.about(target), kind=kind
+    settings, checkpoints.describe_target(target), kind=kind
   )
   if head_shape.config.kind != kind:
     raise cli.UserError(

@@ -82,7 +82,7 @@ class Network:
     """True for an encoder-decoder."""
     return isinstance(self.config, T5Config)
 
-  def whole(self) -> LanguageModel:
+  def model(self) -> LanguageModel:
     """The full model's pure functions, without features."""
     return self.functions()
 
@@ -119,7 +119,7 @@ class Network:
     Raises:
       ValueError: if the weights have as few bits already.
     """
-    how = quantized.below(how, self.weights) if self.weights else how
+    how = quantized.for_copy(how, self.weights) if self.weights else how
     if self.module is None:
       params = stacked.quantize(self.params, self.config, how)
       return dataclasses.replace(self, params=params, weights=how)
@@ -162,7 +162,7 @@ def load(
         "quantized weights and KV caches need a decoder-only model"
       )
   source = _reader(path).source(path)
-  kept, held, note = _kept(
+  kept, scheme, note = _kept(
     source, weights, dtype=dtype, on_mesh=mesh is not None
   )
   if mesh is None:
@@ -171,18 +171,18 @@ def load(
       gc.collect()  # what loading left would keep the weights replaced below
       for layer in module.layers:
         lay_out(layer)
-    return Network.of_module(module, weights=held, stored=stored, note=note)
+    return Network.of_module(module, weights=scheme, stored=stored, note=note)
   assert sharding is not None
   # Layers are scanned only on devices that run the loop themselves.
-  apart = mesh.devices.flat[0].platform not in ("cpu", "tpu")
-  sharding = dataclasses.replace(sharding, apart=apart)
+  unrolled = mesh.devices.flat[0].platform not in ("cpu", "tpu")
+  sharding = dataclasses.replace(sharding, unrolled=unrolled)
   sharding = for_experts(config, sharding, num_parts(sharding, mesh))
   config, params = loading.load_stacked(
     source, mesh=mesh, sharding=sharding, dtype=dtype, form=form, kept=kept
   )
   return Network(
-    config=config, params=params, dtype=dtype, sharding=sharding, weights=held,
-    stored=stored, note=note,
+    config=config, params=params, dtype=dtype, sharding=sharding,
+    weights=scheme, stored=stored, note=note,
   )  # fmt: skip
 
 
@@ -202,12 +202,12 @@ def _kept(
   if form is not None:
     kept = published.keep(source, form)
     if None not in kept.values():
-      return kept, form, f"{note}held as that, {form}"
+      return kept, form, f"{note}kept as is, {form}"
   elif weights == "published":
     kept = published.keep(source, on_mesh=on_mesh)
     form, words = published.summary(source, kept)
     if form is not None:
-      return kept, form, f"{note}held as that, {words}"
+      return kept, form, f"{note}kept as is, {words}"
   note += f"dequantized to {jnp.dtype(dtype).name}"
   if form is not None:
     note += f" and rounded again, to {form}"
@@ -252,7 +252,7 @@ def load_head(
   tables = frame["embed"], frame["embed" if tied else "lm_head"]
   embedding = tables[0]["embedding"].get_value()
   output = embedding if tied else tables[1]["weight"].get_value()
-  described = about(target.config, embedding=embedding, output=output)
+  described = describe_target(target.config, embedding=embedding, output=output)
   place = None if mesh is None else Place(mesh=mesh, sharding=sharding)
   head = head_checkpoints.load(
     path, described, dtype=dtype, place=place, of_target=of_target
@@ -268,11 +268,11 @@ def read_head(path: str, target: str) -> HeadShape:
   If both paths are equal, the head is the target's own MTP head.
   """
   path, target = hub.local(path), hub.local(target)
-  described = about(read_config(target))
+  described = describe_target(read_config(target))
   return head_checkpoints.describe(path, described, of_target=path == target)
 
 
-def about(config: TransformerConfig, **tables) -> Target:
+def describe_target(config: TransformerConfig, **tables) -> Target:
   """Describes a target to its heads; `tables` are its embedding and output."""
   return Target(
     num_layers=config.num_layers, embed_dim=config.embed_dim,

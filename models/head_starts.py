@@ -117,7 +117,7 @@ def eagle3(
   for ours, theirs in zip((module, *module.later), above, strict=True):
     copy_layer(ours, theirs, target)
   _copy_norms(module, target)
-  _copy_ends(module, target, draft_vocab)
+  _copy_tables(module, target, draft_vocab)
   return module
 
 
@@ -135,9 +135,9 @@ def eagle1(target: Transformer, *, rngs: nnx.Rngs) -> Eagle:
   width, fc = target.config.embed_dim, module.fc.weight
   fc[...] = fc[...].at[:, width:].set(jnp.eye(width))
   copy_layer(module, target.layers[-1], target)
-  _silence(module.attention.out)
-  _silence(module.mlp.down)
-  _copy_ends(module, target)
+  _zero(module.attention.out)
+  _zero(module.mlp.down)
+  _copy_tables(module, target)
   return module
 
 
@@ -152,11 +152,11 @@ def mtp(target: Transformer, *, rngs: nnx.Rngs) -> Mtp:
   module = Mtp(config, dtype=target.dtype, rngs=rngs)
   _read_last(module.fc)
   copy_layer(module.layer, target.layers[-1], target)
-  _silence(module.layer.attention.out)
-  _silence(module.layer.mlp.down)
+  _zero(module.layer.attention.out)
+  _zero(module.layer.mlp.down)
   usual = jnp.sqrt(jnp.mean(jnp.square(_scale(target.final_norm))))
   module.final_norm.scale[...] = jnp.full_like(module.final_norm.scale, usual)
-  _copy_ends(module, target)
+  _copy_tables(module, target)
   return module
 
 
@@ -227,15 +227,15 @@ def parallel(
     bias[...] = jnp.zeros_like(bias[...])
   if isinstance(module, DFlash2):
     for layer in module.layers:
-      _silence(layer.attention_conv.kernel_projection)
-      _silence(layer.mlp_conv.kernel_projection)
+      _zero(layer.attention_conv.kernel_projection)
+      _zero(layer.mlp_conv.kernel_projection)
     codes = module.candidate_selector.successor_codebook
     codes[...] = jnp.zeros_like(codes[...])
   _read_last(module.fc)
   for ours, theirs in zip(module.layers, above, strict=True):
     copy_layer(ours, theirs, target)
   _copy_norms(module, target)
-  _copy_ends(module, target, draft_vocab)
+  _copy_tables(module, target, draft_vocab)
   return module
 
 
@@ -265,12 +265,12 @@ def copy_layer(ours: Any, theirs: Layer, target: Transformer) -> None:
   copied = set()
   if _has_usual_norms(theirs.spec, target.config):
     copied = {"attention_norm", "mlp_norm"}
-    if _is_alike(ours.attention.spec, theirs.spec.attention):
+    if _is_compatible(ours.attention.spec, theirs.spec.attention):
       copied.add("attention")
-    if _is_alike(ours.mlp.spec, theirs.spec.feed_forward):
+    if _is_compatible(ours.mlp.spec, theirs.spec.feed_forward):
       copied.add("mlp")
-  _silence(ours.attention.out)
-  _silence(ours.mlp.down)  # also for a wider MLP's additional channels
+  _zero(ours.attention.out)
+  _zero(ours.mlp.down)  # also for a wider MLP's additional channels
   given = dict(nnx.to_flat_state(nnx.state(theirs, nnx.Param)))
   state = nnx.state(ours, nnx.Param)
   for key, variable in nnx.to_flat_state(state):
@@ -289,7 +289,7 @@ def _has_usual_norms(layer: LayerSpec, target: TransformerConfig) -> bool:
   )  # fmt: skip
 
 
-def _is_alike(ours: Any, theirs: Any) -> bool:
+def _is_compatible(ours: Any, theirs: Any) -> bool:
   """True if blocks differ at most in parts that may be added or left out.
 
   These are windows, biases, norms of heads, and a wider MLP's channels.
@@ -372,8 +372,8 @@ def _read_last(fc: Any) -> None:
   fc.weight[...] = zero.at[:, -width:].set(jnp.eye(width))
 
 
-def _silence(added: nnx.Module) -> None:
-  """Sets a projection to 0, so that it adds nothing to the stream."""
+def _zero(added: nnx.Module) -> None:
+  """Sets a projection to 0, so that it adds nothing to the residual stream."""
   nnx.update(added, jax.tree.map(jnp.zeros_like, nnx.state(added)))
 
 
@@ -391,7 +391,7 @@ def _copy_norms(module, target: Transformer) -> None:
   module.final_norm.scale[...] = _scale(target.final_norm)
 
 
-def _copy_ends(module, target: Transformer, draft_vocab=None) -> None:
+def _copy_tables(module, target: Transformer, draft_vocab=None) -> None:
   """Copies embeddings, and the output projection of the draft vocabulary."""
   rows = output_rows(target)
   if draft_vocab is not None:

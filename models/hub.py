@@ -15,7 +15,7 @@ _NAME = re.compile(
   r"(@(?P<revision>[\w./-]+))?"
 )
 # Files that `models.formats` and `models.tokenizers` read.
-_READ = ["*.json", "*.jinja", "*.safetensors", "*.txt", "tokenizer.model"]
+_PATTERNS = ["*.json", "*.jinja", "*.safetensors", "*.txt", "tokenizer.model"]
 _SAVED_BY_TORCH = ["*.bin", "*.pt"]
 
 
@@ -30,18 +30,18 @@ def local(path: str) -> str:
   match = _NAME.fullmatch(path)
   if match is None or pathlib.Path(path).exists():
     return path
-  return _fetched(path, match["repo"], match["file"], match["revision"])
+  return _download(path, match["repo"], match["file"], match["revision"])
 
 
 @functools.cache
-def _fetched(path: str, repo: str, file: str | None, revision: str | None):
+def _download(path: str, repo: str, file: str | None, revision: str | None):
   import huggingface_hub as hub  # takes a third of a second
 
   try:
     if file:
       return hub.hf_hub_download(repo, file, revision=revision)
     folder = hub.snapshot_download(
-      repo, revision=revision, allow_patterns=_READ
+      repo, revision=revision, allow_patterns=_PATTERNS
     )
     if not any(pathlib.Path(folder).glob("*.safetensors")):
       hub.snapshot_download(

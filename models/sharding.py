@@ -34,12 +34,12 @@ class Sharding:
     axes: mesh axes that split it; empty to replicate it.
     experts: how experts are split, "width" or "expert"; see
       `models.networks.mixture.cut_by`.
-    apart: whether layers are not stacked (`models.networks.stacked`).
+    unrolled: whether layers are unrolled, not stacked and scanned over.
   """
 
   axes: tuple[str, ...] = ("model",)
   experts: str = "width"
-  apart: bool = False
+  unrolled: bool = False
 
   @property
   def cut(self) -> tuple[str, ...] | None:

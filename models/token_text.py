@@ -9,7 +9,7 @@ import tokenizers as hf
 from models.tokenizers import Tokenizer
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_BLANK = "\u0120"  # how a byte-level BPE writes the byte 32
+_BLANK = "\u0120"  # the byte 32 in a byte-level BPE
 
 
 # The byte for each character of a byte-level BPE's tokens.

@@ -109,8 +109,8 @@ class Tokenizer:
     if (word := self._word) is None:
       return []
     alone = self.backend.decode([word])
-    says = lambda i: self.backend.decode([word, int(i)]) != alone
-    return [word] if any(map(says, reversed(ids))) else []
+    adds_text = lambda i: self.backend.decode([word, int(i)]) != alone
+    return [word] if any(map(adds_text, reversed(ids))) else []
 
   @functools.cached_property
   def _word(self) -> int | None:
@@ -159,7 +159,7 @@ def load(directory: str) -> Tokenizer:
   try:
     file = path / "tokenizer_config.json"
     config = json_files.read_object(file) if file.exists() else {}
-    backend = _alone(path, config)
+    backend = _from_json(path, config)
     bos, eos = (_name(config.get(f"{end}_token")) for end in ("bos", "eos"))
     if backend is None:
       os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
@@ -183,7 +183,7 @@ def load(directory: str) -> Tokenizer:
     ) from error
 
 
-def _alone(
+def _from_json(
   path: pathlib.Path, config: Mapping[str, Any]
 ) -> hf.Tokenizer | None:
   """Loads `tokenizer.json` alone; None if other files are needed as well."""

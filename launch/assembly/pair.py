@@ -88,7 +88,7 @@ def check_config(
   form = registry.target_weights(config.get("weights", ""))
   if drafting.reads == "weights" and isinstance(form, Quantization):
     assert isinstance(drafting.weights, Quantization)  # quantized_self's
-    quantized.below(drafting.weights, form)
+    quantized.for_copy(drafting.weights, form)
   quantized_cache.check(config.get("cache") or None)
   if not 0 <= config.seed < 2**32:
     raise ValueError(f"seed must be in 0..{2**32 - 1}, got {config.seed}")

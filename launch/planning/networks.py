@@ -37,7 +37,7 @@ from models.networks import (
   t5,
 )
 from models.networks.description import TransformerConfig, mlp_width
-from models.networks.layers import weights_met
+from models.networks.layers import active_weights
 from models.networks.mixture import Mixture
 from models.networks.quantized import Quantization
 from models.networks.t5_config import T5Config
@@ -208,8 +208,8 @@ def work(
   per_number = _read(c, weights)[1] / numbers  # including scales
   embed = c.embed_dim
   # For a mixture these are a token's experts.
-  numbers -= sum(weights_met(c, i)[0] for i in skipped.attention)
-  numbers -= sum(weights_met(c, i)[1] for i in skipped.mlp)
+  numbers -= sum(active_weights(c, i)[0] for i in skipped.attention)
+  numbers -= sum(active_weights(c, i)[1] for i in skipped.mlp)
   mixtures = collections.Counter(mixtures_of(c, skipped))
   for block, times in collections.Counter(mixtures_of(c)).items():
     idle = (block.num_experts - block.num_chosen) * block.num_expert_params

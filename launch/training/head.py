@@ -131,7 +131,7 @@ def task(config, mesh: Mesh, folder: pathlib.Path) -> Task:
       head_saving.save,
       features=layers,
       dtype=jnp.dtype(config.export_dtype),
-      target=checkpoints.about(
+      target=checkpoints.describe_target(
         target.config,
         embedding=target.embed.embedding[...],
         output=head_starts.output_rows(target),

@@ -193,7 +193,7 @@ def laid_out(
   read: Callable[[tuple[slice, ...]], np.ndarray],
   place: Place | None,
 ) -> jax.Array:
-  """A parameter, of which each process reads only its own shards."""
+  """A parameter; each process reads only its own shards."""
   if place is None:
     return jnp.asarray(read(()))
   spec = sharding_lib.param_spec(parts, place.sharding)

@@ -117,9 +117,9 @@ def load_stacked(
     kinds: Mapping[str, Sequence[int]] = {}
   else:
     shapes = stacked.abstract_params(
-      config, dtype=dtype, weights=form, apart=sharding.apart
+      config, dtype=dtype, weights=form, unrolled=sharding.unrolled
     )
-    kinds = stacked.kinds(config, apart=sharding.apart)
+    kinds = stacked.kinds(config, unrolled=sharding.unrolled)
 
   def parameters(path) -> list[tuple]:
     """The parameters that are stacked at a path, or the one that is there."""

@@ -277,7 +277,7 @@ def _exchanged(x: np.ndarray, config: TransformerConfig) -> np.ndarray:
 
 
 _HIDDEN_FIRST = Layout(_exchanged)
-_LENT = {"embed": "embed_tokens.weight", "lm_head": "lm_head.weight"}
+_SHARED = {"embed": "embed_tokens.weight", "lm_head": "lm_head.weight"}
 
 
 def _locate(form: Form, family: str, path: Sequence) -> tuple[str, Layout]:
@@ -287,8 +287,8 @@ def _locate(form: Form, family: str, path: Sequence) -> tuple[str, Layout]:
     number, path = path[1] + 1, path[2:]
   if path[0] == "layer":
     return weights.locate(("layers", number, *path[1:]), FAMILIES[family])
-  if path[0] in _LENT:
-    return _LENT[path[0]], AS_IS
+  if path[0] in _SHARED:
+    return _SHARED[path[0]], AS_IS
   turned = form.hidden_first and path[0] == "fc"
   name = f"{number}.{form.modules[path[0]]}.weight"
   return name, _HIDDEN_FIRST if turned else AS_IS

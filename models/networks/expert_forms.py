@@ -31,7 +31,7 @@ from models.networks.quantized_tensor import QuantizedTensor
 Arrays = Mapping[str, Array | QuantizedTensor]
 
 
-def give(
+def outputs(
   activate: Callable[[Array, Array], Array],
   num_experts: int,
   arrays: Arrays,

@@ -50,13 +50,13 @@ from specjax.recurrent import Memory
 from specjax.structs import struct
 
 _TINY = 1e-6  # added to squared lengths of queries and keys
-_PIECE = 64  # tokens of a chain per linear system
+_CHUNK = 64  # tokens of a chain per linear system
 # States accumulate over a whole text, so no product is rounded to bfloat16.
 _einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 
 
 @struct
-class Above:
+class Paths:
   """Ancestors of T fed tokens, and the pending tokens before them.
 
   Attributes:
@@ -98,8 +98,8 @@ class Above:
 
 def chain(
   fed: int, segments: Array | None, kernel: int, cache: Cache | None
-) -> Above:
-  """The `Above` of a chain of T tokens.
+) -> Paths:
+  """The `Paths` of a chain of T tokens.
 
   With `segments`, `i32[B, T]`, tokens only descend from their own document's,
   which must be contiguous. `kernel` is N; the cache is about to receive the
@@ -107,8 +107,8 @@ def chain(
   """
   at = jnp.arange(fed, dtype=jnp.int32)[None]
   if segments is None:
-    above = Above(self_or_above=None, first=jnp.zeros_like(at), taps=None)
-    return _behind(above, cache)
+    above = Paths(self_or_above=None, first=jnp.zeros_like(at), taps=None)
+    return _with_cache(above, cache)
   begins = segments[:, 1:] != segments[:, :-1]
   begins = jnp.pad(begins, ((0, 0), (1, 0)), constant_values=True)
   first = lax.cummax(jnp.where(begins, at, 0), axis=1)
@@ -117,11 +117,13 @@ def chain(
   lacks = jnp.maximum(back - (at - first)[..., None], 0)
   near = at[..., None] - back + kernel - 1
   taps = jnp.where(lacks > 0, kernel - 1 - lacks, near)
-  return _behind(Above(self_or_above=None, first=first, taps=taps), cache)
+  return _with_cache(Paths(self_or_above=None, first=first, taps=taps), cache)
 
 
-def above(sees: np.ndarray | Array, kernel: int, cache: Cache | None) -> Above:
-  """The `Above` of a mask of ancestors, `bool[B, T, T]` or `bool[T, T]`.
+def from_mask(
+  sees: np.ndarray | Array, kernel: int, cache: Cache | None
+) -> Paths:
+  """The `Paths` of a mask of ancestors, `bool[B, T, T]` or `bool[T, T]`.
 
   `kernel` and `cache` as for `chain`. Raises ValueError for a mask over more
   than the fed tokens.
@@ -141,10 +143,10 @@ def above(sees: np.ndarray | Array, kernel: int, cache: Cache | None) -> Above:
     at = jnp.argmax(tree & (back == distance), axis=-1) + kernel - 1
     taps.append(jnp.where(distance < depth, at, kernel - 2 - distance + depth))
   taps = jnp.stack(taps, axis=-1)
-  return _behind(Above(self_or_above=tree, first=None, taps=taps), cache)
+  return _with_cache(Paths(self_or_above=tree, first=None, taps=taps), cache)
 
 
-def _behind(above: Above, cache: Cache | None) -> Above:
+def _with_cache(above: Paths, cache: Cache | None) -> Paths:
   """Adds the cache's information on earlier tokens."""
   if cache is None or cache.recurrent is None:
     return above
@@ -193,7 +195,7 @@ class GatedDelta(nnx.Module):
   def __call__(self, x, rotary, sees, kv, start, *, layer=None):
     """Like `models.networks.layers.Attention`.
 
-    `sees` is an `Above`; `kv` is the layer's `specjax.recurrent.Memory` (None
+    `sees` is a `Paths`; `kv` is the layer's `specjax.recurrent.Memory` (None
     without a cache), which is returned as after the pass.
     """
     del rotary, start, layer
@@ -206,8 +208,8 @@ class GatedDelta(nnx.Module):
     if kv is None:
       window = jnp.zeros_like(raw[:, :, :1]).repeat(s.kernel - 1, axis=2)
     else:
-      held, count = _begun(kv, fed, sees.count)
-      window = recurrent.window_after(held, count)
+      memory, count = _prepared(kv, fed, sees.count)
+      window = recurrent.window_after(memory, count)
     mixed = self._convolved(window, raw, sees.taps, wide)
     q, k, v = jnp.split(mixed, (s.key_dim, 2 * s.key_dim), axis=-1)
     v = v.reshape(batch, s.num_key_heads, fed, -1, s.value_dim)
@@ -227,16 +229,16 @@ class GatedDelta(nnx.Module):
     v = jnp.where(broken[:, :, None, :, None], 0, v)
     these = q, k, v, heal_heads(gates), heal_heads(strength)
     lose = lambda y: jnp.where(sees.lost[:, None, None, None, None], jnp.nan, y)
-    if sees.first is not None and fed > _PIECE:
+    if sees.first is not None and fed > _CHUNK:
       state = jnp.zeros_like(v, shape=(*v.shape[:3], s.key_dim, s.value_dim))
       if kv is not None:
-        state = recurrent.advance(held, count).state.reshape(state.shape)
+        state = recurrent.advance(memory, count).state.reshape(state.shape)
         state = lose(state)
-      out, updates, total = _in_pieces(*these, state, sees.first)
+      out, updates, total = _in_chunks(*these, state, sees.first)
     else:
       read = None
       if kv is not None:
-        read = lambda x: lose(recurrent.query(held, count, x))
+        read = lambda x: lose(recurrent.query(memory, count, x))
       out, updates, total = _solved(*these, read, sees.tree)
     on_path = sees.reached(broken)
     out = jnp.where(on_path[:, :, None, :, None], jnp.nan, out)
@@ -247,9 +249,9 @@ class GatedDelta(nnx.Module):
       return y, None
     value_heads = lambda y: y.reshape(batch, s.num_value_heads, *y.shape[3:])
     new = k, value_heads(updates), value_heads(total)[..., None], raw
-    new = recurrent.write(held, new, count)
+    new = recurrent.write(memory, new, count)
     if sees.idle is not None:  # idle rows are not changed
-      left, old = sees.idle[:, None, None, None], _roomy(kv, fed)
+      left, old = sees.idle[:, None, None, None], _with_room(kv, fed)
       new = jax.tree.map(lambda x, y: jnp.where(left, x, y), old, new)
     return y, new
 
@@ -306,8 +308,8 @@ def _solved(q, k, v, gates, strength, read, tree):
   fade = total[..., :, None] - total[..., None, :]
   fade = jnp.exp(jnp.where(tree[:, None, None], fade, -jnp.inf))
   others = ~np.eye(fed, dtype=bool)
-  alike = _einsum("bkic,bkjc->bkij", k, k)[:, :, None]
-  system = strength[..., None] * alike * fade * others
+  similarity = _einsum("bkic,bkjc->bkij", k, k)[:, :, None]
+  system = strength[..., None] * similarity * fade * others
   wanted = v
   if read is not None:
     faded = jnp.exp(total)[..., None]
@@ -347,29 +349,29 @@ def _inverse(system: Array) -> Array:
   return inverse
 
 
-def _in_pieces(q, k, v, gates, strength, state, first):
+def _in_chunks(q, k, v, gates, strength, state, first):
   """Like `_solved` for a chain, where each piece reads the state before it.
 
   `state`, `f[B, K, R, C, V]`, precedes the chain: tokens that see token 0 see
-  it. `first` is as in `Above`.
+  it. `first` is as in `Paths`.
   """
   fed = q.shape[2]
-  count = -(-fed // _PIECE)
+  count = -(-fed // _CHUNK)
 
   def cut(x, axis):  # padding does not change the state and is not read
     more = [(0, 0)] * x.ndim
-    more[axis] = (0, count * _PIECE - fed)
-    shape = (*x.shape[:axis], count, _PIECE, *x.shape[axis + 1 :])
+    more[axis] = (0, count * _CHUNK - fed)
+    shape = (*x.shape[:axis], count, _CHUNK, *x.shape[axis + 1 :])
     return jnp.moveaxis(jnp.pad(x, more).reshape(shape), axis, 0)
 
-  def joined(x):  # [N, B, K, R, PIECE, ...] -> [B, K, R, T, ...]
+  def joined(x):  # [N, B, K, R, CHUNK, ...] -> [B, K, R, T, ...]
     x = jnp.moveaxis(x, 0, 3)
     return x.reshape(*x.shape[:3], -1, *x.shape[5:])[:, :, :, :fed]
 
   def piece(carry, this):
     (state, before), (q, k, v, gates, strength, first, begin) = carry, this
-    sees = (first < begin) | (begin == 0)  # [B or 1, PIECE]
-    tree = _chained(first, begin + jnp.arange(_PIECE))
+    sees = (first < begin) | (begin == 0)  # [B or 1, CHUNK]
+    tree = _chained(first, begin + jnp.arange(_CHUNK))
     both = jnp.tile(sees, 2)[:, None, None, :, None]
     out, updates, total = _solved(
       q, k, v, gates, strength,
@@ -388,7 +390,7 @@ def _in_pieces(q, k, v, gates, strength, state, first):
 
   pieces = (
     cut(q, 2), cut(k, 2), cut(v, 3), cut(gates, 3), cut(strength, 3),
-    cut(first, 1), _PIECE * jnp.arange(count),
+    cut(first, 1), _CHUNK * jnp.arange(count),
   )  # fmt: skip
   nothing = jnp.zeros_like(gates[..., :1])
   _, outputs = lax.scan(piece, (state, nothing), pieces)
@@ -396,7 +398,7 @@ def _in_pieces(q, k, v, gates, strength, state, first):
 
 
 def _chained(first: Array, at: Array) -> Array:
-  """Ancestors (and self) of consecutive tokens `i32[T]` of a chain.
+  """Paths (and self) of consecutive tokens `i32[T]` of a chain.
 
   `i32[B or 1, T] -> bool[B or 1, T, T]`.
   """
@@ -408,15 +410,15 @@ def _along_paths(tree: Array, gates: Array) -> Array:
   return _einsum("bij,bkrj->bkri", tree.astype(gates.dtype), gates)
 
 
-def _roomy(memory: Memory, fed: int) -> Memory:
+def _with_room(memory: Memory, fed: int) -> Memory:
   """A memory with room for at least `fed` pending tokens."""
   more = max(fed - memory.keys.shape[2], 0)
   wider = lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, more), (0, 0)))
   return memory.with_pending(tuple(map(wider, memory.pending)))
 
 
-def _begun(memory: Memory, fed: int, count: Array) -> tuple[Memory, Array]:
+def _prepared(memory: Memory, fed: int, count: Array) -> tuple[Memory, Array]:
   """A memory with room for T tokens, and the number still pending in it."""
-  memory = _roomy(memory, fed)
+  memory = _with_room(memory, fed)
   fold = recurrent.num_folded(memory.keys.shape[2], fed, count)
   return recurrent.advance(memory, fold), count - fold

@@ -23,7 +23,7 @@ from models.networks.description import (
 )
 from models.networks.gated_delta import GatedDelta
 from models.networks.latent import LatentAttention
-from models.networks.linear import Linear, fuse, outputs, turn
+from models.networks.linear import Linear, fuse, outputs, transpose
 from models.networks.mixture import ACTIVATIONS, Mixture, MixtureMlp
 from models.networks.params import shapes_of
 from models.networks.rope import rotate
@@ -117,7 +117,7 @@ class Attention(nnx.Module):
       x: `[B, T, D]`.
       rotary: from the layer's `Rope.table`, or None.
       sees: a `specjax.cache.Visible`; without a cache `bool[B, T, T]`; for a
-        recurrent layer `models.networks.gated_delta.Above`.
+        recurrent layer `models.networks.gated_delta.Paths`.
       kv: this layer's `(keys, values)` in the cache, or all layers' if `layer`
         is given; None to attend to the fed tokens only. For a layer with a
         source, what that returned.
@@ -133,11 +133,9 @@ class Attention(nnx.Module):
     q, *raw = outputs(self, self.names, x)
     q, new = self._queries(q, rotary), self._keys_and_values(raw, rotary)
     if kv is None:
-      return self._attended(x, q, attend, *new, sees, bias=bias), new
-    new, kv = _written(new, kv, start, layer)
-    y = self._attended(
-      x, q, attend_slots, new, kv, sees, layer=layer, bias=bias
-    )
+      return self._output(x, q, attend, *new, sees, bias=bias), new
+    new, kv = _write(new, kv, start, layer)
+    y = self._output(x, q, attend_slots, new, kv, sees, layer=layer, bias=bias)
     return y, kv
 
   def attend_to(self, x, rotary, sees, kv, start=None, *, layer=None):
@@ -153,17 +151,17 @@ class Attention(nnx.Module):
     """
     q = self.queries(x, rotary)
     if not isinstance(sees, cache_lib.Visible):
-      return self._attended(x, q, attend, *kv, sees)
+      return self._output(x, q, attend, *kv, sees)
     new = None
     if sees.fed_mask is not None:
       rows = lambda b: cache_lib.read_rows(b, start, x.shape[1], layer=layer)
       new = tuple(cache_lib.as_read(rows(b)) for b in kv)
     some = None if new else sees.text > 0
-    return self._attended(
+    return self._output(
       x, q, attend_slots, new, kv, sees, layer=layer, some=some
     )
 
-  def _attended(self, x, q, attention, *given, some=None, **more):
+  def _output(self, x, q, attention, *given, some=None, **more):
     """Output of `attention`, `[B, T, D]`; zeros for rows not in `some`."""
     y = attention(
       q, *given, scale=self.spec.scale,
@@ -182,7 +180,7 @@ class Attention(nnx.Module):
     Returns:
       These keys and values, `[B, K, T, C]`, and the updated `kv`.
     """
-    return _written(self.keys_and_values(x, rotary), kv, start, layer)
+    return _write(self.keys_and_values(x, rotary), kv, start, layer)
 
   def queries(self, x, rotary):
     """Queries, `[B, T, H, C]`."""
@@ -226,7 +224,7 @@ class Attention(nnx.Module):
     return y.reshape(*y.shape[:-1], -1, self.spec.head_dim)
 
 
-def _written(new, kv, start, layer):
+def _write(new, kv, start, layer):
   """Writes keys and values to the cache; see `Attention.remember`."""
   new = cache_lib.contain(*new)
   new, stored = zip(*map(cache_lib.as_stored, new, kv), strict=True)
@@ -339,22 +337,22 @@ class Layer(nnx.Module):
     """
     residual = x
     if attention:
-      out, kv = self.attended(x, rotary, sees, kv, start, layer=layer)
+      out, kv = self.attend(x, rotary, sees, kv, start, layer=layer)
       x = x + out
     if mlp:
       source = residual if self.spec.parallel else x
-      x = x + self.fed_forward(source, at=at)
-    return self.finished(x, per_layer), kv
+      x = x + self.mlp_output(source, at=at)
+    return self.finish(x, per_layer), kv
 
-  def finished(self, x: Array, per_layer: Array | None) -> Array:
-    """Finishes the layer after both blocks were added."""
+  def finish(self, x: Array, per_layer: Array | None) -> Array:
+    """The layer's output, given the sum after both blocks."""
     if per_layer is not None:
       read = self.per_layer_out(self.act(self.per_layer_gate(x)) * per_layer)
       x = x + self.per_layer_out_norm(read)
     return x * self.scalar[...] if self.spec.scaled else x
 
-  def attended(self, x, rotary, sees, kv, start, *, layer=None):
-    """Attention's output with norms, to be added; like `Attention`."""
+  def attend(self, x, rotary, sees, kv, start, *, layer=None):
+    """Attention's normed output, before the residual; like `Attention`."""
     if self.spec.norms != "post":
       x = self.attention_norm(x)
     out, kv = self.attention(x, rotary, sees, kv, start, layer=layer)
@@ -362,8 +360,8 @@ class Layer(nnx.Module):
       out = self.attention_out_norm(out)
     return out, kv
 
-  def fed_forward(self, x: Array, *, at: Array | None = None) -> Array:
-    """The MLP's output with norms, to be added, `[B, T, D]`.
+  def mlp_output(self, x: Array, *, at: Array | None = None) -> Array:
+    """The MLP's normed output, before the residual, `[B, T, D]`.
 
     Args:
       x: the layer's input, or with attention's output added.
@@ -389,18 +387,18 @@ def lay_out(layer: Layer) -> None:
   """Lays out a loaded layer's weights in place, as the device prefers.
 
   On GPUs projections of one input become one product (`fuse`); on CPUs inputs
-  come first (`turn`).
+  come first (`transpose`).
   """
   if jax.default_backend() == "gpu":
     for block in (layer.attention, layer.mlp):
       if isinstance(block, Attention | GatedDelta | Mlp):
         fuse(block, block.names)
   elif jax.default_backend() == "cpu":
-    turn(layer)
+    transpose(layer)
 
 
 @functools.cache
-def weights_met(config: TransformerConfig, index: int) -> tuple[int, int]:
+def active_weights(config: TransformerConfig, index: int) -> tuple[int, int]:
   """Weights that a token uses in a layer: in attention, and in its MLP.
 
   For a mixture, only those of a token's experts.

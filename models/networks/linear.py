@@ -160,7 +160,7 @@ class Linear(nnx.Module):
       normal with deviation `std`; transposed if `inputs_first`.
     bias: `[n_out]`, initially zero, or None.
     dtype: of parameters and result.
-    inputs_first: see `turn`.
+    inputs_first: see `transpose`.
   """
 
   def __init__(
@@ -235,7 +235,7 @@ def fuse(module: Any, names: Sequence[str]) -> None:
       delattr(module, name)
 
 
-def turn(module: nnx.Module) -> None:
+def transpose(module: nnx.Module) -> None:
   """Transposes the weights of a module's projections in place.
 
   For XLA:CPU, where a round of SmolLM2, with several rows, then takes 0.9 of

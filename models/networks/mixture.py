@@ -221,16 +221,16 @@ class Experts(nnx.Module):
       for name in ("gate", "up", "down")
       if hasattr(self, name + of)
     }
-    give = functools.partial(
-      expert_forms.give, functools.partial(activate, self.mixture),
+    outputs = functools.partial(
+      expert_forms.outputs, functools.partial(activate, self.mixture),
       self.mixture.num_experts, form=self.form,
     )  # fmt: skip
     if not self.axes or jax.sharding.get_abstract_mesh().empty:
-      return give(arrays, x, chosen, weights, 0, layer).astype(x.dtype)
+      return outputs(arrays, x, chosen, weights, 0, layer).astype(x.dtype)
 
     def part(arrays, x, chosen, weights, layer):
       first = lax.axis_index(self.axes) * arrays["gate"].shape[-3]
-      mine = give(arrays, x, chosen, weights, first, layer)
+      mine = outputs(arrays, x, chosen, weights, first, layer)
       return lax.psum(mine, self.axes)
 
     total = jax.shard_map(

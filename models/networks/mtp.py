@@ -114,9 +114,9 @@ class Depth(nnx.Module):
     """
     both = [self.embed_norm(embedded), self.hidden_norm(hidden)]
     x = put(self.fc(jnp.concatenate(both, axis=-1)), "act_btd")
-    out, kv = self.layer.attended(x, rotary, sees, kv, start, layer=number)
+    out, kv = self.layer.attend(x, rotary, sees, kv, start, layer=number)
     x = x + out
-    x = put(x + self.layer.fed_forward(x), "act_btd")
+    x = put(x + self.layer.mlp_output(x), "act_btd")
     return x, self.final_norm(x), kv
 
 

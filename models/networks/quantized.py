@@ -1,4 +1,4 @@
-"""Quantizes the weights of models; `Quantization` says which and how.
+"""Quantizes the weights of models, as a `Quantization` specifies.
 
 Activations are not quantized, and rows of a batch stay independent.
 """
@@ -69,8 +69,8 @@ class Quantization:
     return quantize(weight, self.dtype, self.group, inputs=inputs)
 
 
-def below(how: Quantization, weights: Quantization) -> Quantization:
-  """Adapts `how` to a copy of a model whose weights are quantized already.
+def for_copy(how: Quantization, weights: Quantization) -> Quantization:
+  """Adapts `how` to a copy of a model with quantized weights.
 
   The copy quantizes the same weights.
 

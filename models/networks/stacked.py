@@ -10,8 +10,8 @@ Parameters of layers that differ at most in windows and rotary frequencies have
 a leading axis, as do the caches of all layers with the same heads. Both are
 read, and the cache is written, in place at a traced index.
 
-With `Sharding.apart` each layer has its own parameters and cache, and nothing
-is scanned over: GPUs would copy every weight before its product.
+With `Sharding.unrolled` each layer has its own parameters and cache, and there
+is no scan: GPUs would copy every weight before its product.
 """
 
 import dataclasses
@@ -57,10 +57,10 @@ StackedParams = dict[str, Any]
 
 
 def kinds(
-  config: TransformerConfig, *, apart: bool = False
+  config: TransformerConfig, *, unrolled: bool = False
 ) -> dict[str, tuple[int, ...]]:
   """Layers whose parameters are stacked together, by name."""
-  if apart:
+  if unrolled:
     return {f"kind{i}": (i,) for i in range(config.num_layers)}
 
   def kind(layer: LayerSpec):
@@ -79,10 +79,10 @@ def kinds(
 
 
 def buffers(
-  config: TransformerConfig, *, apart: bool = False
+  config: TransformerConfig, *, unrolled: bool = False
 ) -> list[tuple[int, ...]]:
   """Layers whose KV caches are one array, since they have the same heads."""
-  if apart:
+  if unrolled:
     return [(i,) for i in config.cached]
   of_heads: dict[tuple[int, ...], list[int]] = {}
   for i in config.cached:
@@ -93,7 +93,7 @@ def buffers(
 
 
 def places(
-  config: TransformerConfig, *, apart: bool = False
+  config: TransformerConfig, *, unrolled: bool = False
 ) -> list[tuple[str, int, int | None, int]]:
   """Each layer's kind and index in it, and its buffer and index in that.
 
@@ -102,12 +102,12 @@ def places(
   """
   at = {
     i: (kind, n)
-    for kind, of in kinds(config, apart=apart).items()
+    for kind, of in kinds(config, unrolled=unrolled).items()
     for n, i in enumerate(of)
   }
   cached: dict[int, tuple[int | None, int]] = {
     i: (b, n)
-    for b, of in enumerate(buffers(config, apart=apart))
+    for b, of in enumerate(buffers(config, unrolled=unrolled))
     for n, i in enumerate(of)
   }
   for i, a in config.attentions.items():
@@ -161,7 +161,7 @@ def _modules(
   *,
   expert_axes: tuple[str, ...] = (),
   weights: Quantization | None = None,
-  apart: bool = False,
+  unrolled: bool = False,
 ) -> tuple[Transformer, dict[str, Layer]]:
   """A model without layers, and a layer of each kind, as shapes."""
 
@@ -176,7 +176,7 @@ def _modules(
 
   return shapes(Transformer, with_layers=False), {
     name: shapes(Layer, index=of[0], expert_axes=expert_axes)
-    for name, of in kinds(config, apart=apart).items()
+    for name, of in kinds(config, unrolled=unrolled).items()
   }
 
 
@@ -185,10 +185,10 @@ def abstract_params(
   *,
   dtype,
   weights: Quantization | None = None,
-  apart: bool = False,
+  unrolled: bool = False,
 ) -> StackedParams:
   """Shapes and dtypes of the parameters, `jax.ShapeDtypeStruct` leaves."""
-  frame, layers = _modules(config, dtype, weights=weights, apart=apart)
+  frame, layers = _modules(config, dtype, weights=weights, unrolled=unrolled)
 
   def stack(module: Layer, count: int):
     shape = lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype)
@@ -196,18 +196,18 @@ def abstract_params(
 
   of_kind = {
     name: stack(layers[name], len(of))
-    for name, of in kinds(config, apart=apart).items()
+    for name, of in kinds(config, unrolled=unrolled).items()
   }
   return {"frame": layerless(frame), "layers": of_kind}
 
 
-def stack(module: Transformer, *, apart: bool = False) -> StackedParams:
+def stack(module: Transformer, *, unrolled: bool = False) -> StackedParams:
   """Stacks the parameters of a module; copies those of layers."""
   of_kind = {
     name: jax.tree.map(
       lambda *xs: jnp.stack(xs), *(nnx.state(module.layers[i]) for i in of)
     )
-    for name, of in kinds(module.config, apart=apart).items()
+    for name, of in kinds(module.config, unrolled=unrolled).items()
   }
   return {"frame": layerless(module), "layers": of_kind}
 
@@ -216,9 +216,9 @@ def quantize(
   params: StackedParams, config: TransformerConfig, how: Quantization
 ) -> StackedParams:
   """Quantizes the weights in parameters, which keep their shardings."""
-  apart = params["layers"].keys() == kinds(config, apart=True).keys()
+  unrolled = params["layers"].keys() == kinds(config, unrolled=True).keys()
   expected = abstract_params(
-    config, dtype=jnp.float32, weights=how, apart=apart
+    config, dtype=jnp.float32, weights=how, unrolled=unrolled
   )
   return quantized.quantize_params(params, expected, how)
 
@@ -266,12 +266,14 @@ def as_language_model(
       raise ValueError("a model with recurrent layers cannot skip layers")
   by_expert = sharding is not None and sharding.experts == "expert"
   axes = sharding.axes if sharding and by_expert else ()
-  apart = sharding is not None and sharding.apart
+  unrolled = sharding is not None and sharding.unrolled
   frame, layers = _modules(
-    config, dtype, expert_axes=axes, weights=weights, apart=apart
+    config, dtype, expert_axes=axes, weights=weights, unrolled=unrolled
   )
   if params is None:
-    params = abstract_params(config, dtype=dtype, weights=weights, apart=apart)
+    params = abstract_params(
+      config, dtype=dtype, weights=weights, unrolled=unrolled
+    )
   model = _Stack(
     config=config,
     frame=nnx.graphdef(frame),
@@ -279,7 +281,7 @@ def as_language_model(
     shapes=jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params
     ),
-    places=places(config, apart=apart),
+    places=places(config, unrolled=unrolled),
     skipped=skipped,
     features=features,
     sharding=sharding,
@@ -308,15 +310,15 @@ class _Stack:
   sharding: Sharding | None
 
   @property
-  def apart(self) -> bool:
+  def unrolled(self) -> bool:
     """Whether layers are not stacked."""
-    return self.sharding is not None and self.sharding.apart
+    return self.sharding is not None and self.sharding.unrolled
 
   def put(self, x: Array, kind: str) -> Array:
     """Constrains an array's layout by its kind."""
     return constrain(x, kind, sharding=self.sharding)
 
-  def whole(self, cached):
+  def constrained(self, cached):
     """Constrains a cache's arrays, sharding those with heads."""
     return jax.tree.map(
       lambda x: self.put(x, "cache_lbksc") if x.ndim == 5 else x, cached
@@ -340,7 +342,7 @@ class _Stack:
         stacked=True,
         stored=stored,
       )
-      for of in buffers(c, apart=self.apart)
+      for of in buffers(c, unrolled=self.unrolled)
     ]
     cache = each[0].replace(
       keys=tuple(x.keys[0] for x in each),
@@ -350,7 +352,7 @@ class _Stack:
       delta_memory(delta, batch, dtype, stack=len(c.deltas))
       for delta in dict.fromkeys(c.deltas.values())
     )
-    return self.whole(with_memories(cache, memories))
+    return self.constrained(with_memories(cache, memories))
 
   def apply(
     self, params, tokens, cache, *, positions=None, mask=None, logits_at=None
@@ -370,8 +372,8 @@ class _Stack:
     numbers = np.array([(at, stored) for _, at, _, stored in self.places])
     numbers = np.c_[np.arange(last), numbers].astype(np.int32)
     parts = [(0, last, 1)]
-    if not self.apart:
-      parts = periods([*map(self.how, range(last))])
+    if not self.unrolled:
+      parts = periods([*map(self.layer_at, range(last))])
     for first, size, times in parts:
       body = functools.partial(
         self.period, params["layers"], fed, wanted, first
@@ -396,8 +398,8 @@ class _Stack:
       recurrent=after_pass(fed.cache, (memories,), fed.start, tokens.shape[1]),
     )
 
-  def how(self, index: int) -> tuple[LayerSpec, bool, bool]:
-    """A layer, and whether its attention and its MLP are there."""
+  def layer_at(self, index: int) -> tuple[LayerSpec, bool, bool]:
+    """A layer, and whether its attention and its MLP are used."""
     # A layer whose source is skipped cannot attend either.
     read = {index, self.config.source(index)}
     return (
@@ -417,7 +419,7 @@ class _Stack:
     for i, (number, at, stored) in enumerate(numbers, first):
       if len(wanted):
         seen = jnp.where((wanted == number)[:, None, None, None], x, seen)
-      spec, attends, has_mlp = self.how(i)
+      spec, attends, has_mlp = self.layer_at(i)
       kind, _, buffer, _ = self.places[i]
       layer = functools.partial(
         module_at(self.layers[kind], layers[kind], at),
@@ -426,13 +428,13 @@ class _Stack:
       )  # fmt: skip
       if buffer is not None:
         kv = kvs[buffer]
-        if self.apart:  # a cache of one layer
+        if self.unrolled:  # a cache of one layer
           stored = None
           kv = jax.tree.map(lambda x: x[0] if x.ndim == 5 else x, kv)
         x, kv = layer(x, *fed.of(spec), kv, fed.start, layer=stored)
-        if self.apart:
+        if self.unrolled:
           kv = jax.tree.map(lambda x: x[None] if x.ndim == 4 else x, kv)
-        kvs = (*kvs[:buffer], self.whole(kv), *kvs[buffer + 1 :])
+        kvs = (*kvs[:buffer], self.constrained(kv), *kvs[buffer + 1 :])
       else:
         memory = jax.tree.map(
           lambda x, n=stored: lax.dynamic_index_in_dim(x, n, keepdims=False),
@@ -442,6 +444,6 @@ class _Stack:
         put = functools.partial(
           lax.dynamic_update_index_in_dim, index=stored, axis=0
         )
-        memories = self.whole(jax.tree.map(put, memories, memory))
+        memories = self.constrained(jax.tree.map(put, memories, memory))
       x = self.put(x, "act_btd")
     return (x, kvs, memories, seen), None

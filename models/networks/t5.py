@@ -75,7 +75,7 @@ def _norm(config: T5Config, dtype, rngs: nnx.Rngs):
 
 
 def _wide(dtype):
-  """Dtype of the residual stream: float32 where float16 overflows."""
+  """Dtype of the residual stream: float32 for float16, which overflows."""
   return jnp.float32 if jnp.dtype(dtype) == jnp.float16 else dtype
 
 

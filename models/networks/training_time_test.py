@@ -57,9 +57,9 @@ def unroll(
     the head's vocabulary, and `f[B, T, H]`, the states fed to the next step.
     They are meaningless where text or document end before that token.
   """
-  module, masks, table = _begun(module, positions, segments)
+  module, masks, table = _prepared(module, positions, segments)
   length = features.shape[1]
-  hidden, written = module.fuse(features), _nothing(module)
+  hidden, written = module.fuse(features), _no_entries(module)
   for step in range(steps):
     logits, hidden, written = module(
       ahead(tokens, 1 + step, length),
@@ -102,13 +102,13 @@ def unmask(
     Logits at each step, as `unroll`, and the step's positions, None for all.
   """
   mask_token, (rows, length) = module.config.mask_token, positions.shape
-  module, masks, table = _begun(module, positions, segments)
+  module, masks, table = _prepared(module, positions, segments)
   logits, _, written = module(
     ahead(tokens, 1, length),
     module.fuse(features),
     table(positions),
     masks,
-    _nothing(module),
+    _no_entries(module),
     None,
   )
   yield logits, None
@@ -130,7 +130,7 @@ def unmask(
     yield logits, some
 
 
-def _begun(module, positions: Array, segments: Array):
+def _prepared(module, positions: Array, segments: Array):
   """A module with training's attention, its masks, and its rotary table.
 
   The masks are what each position sees of the first step, by window.
@@ -156,7 +156,7 @@ def _begun(module, positions: Array, segments: Array):
   return module, masks, rope.table
 
 
-def _nothing(module) -> tuple:
+def _no_entries(module) -> tuple:
   """What each layer has written before the first step."""
   return ((),) * (1 + len(getattr(module, "later", ())))
 

@@ -192,7 +192,7 @@ class Transformer(nnx.Module):
       positions = start[:, None] + jnp.arange(fed)
     windows = {a.window for a in c.attentions.values()}
     sees: dict[int | None, Visible | Array]
-    paths: dict[int, gated_delta.Above] = {}
+    paths: dict[int, gated_delta.Paths] = {}
     for kernel in {delta.kernel for delta in c.deltas.values()}:
       if mask is None:
         paths[kernel] = gated_delta.chain(fed, segments, kernel, cache)
@@ -200,7 +200,7 @@ class Transformer(nnx.Module):
         whole = (
           within_rows(positions, mask, segments) if cache is None else mask
         )
-        paths[kernel] = gated_delta.above(whole, kernel, cache)
+        paths[kernel] = gated_delta.from_mask(whole, kernel, cache)
     if cache is not None:
       cache = cache_lib.write_positions(cache, positions)
       sees = {
@@ -279,7 +279,7 @@ class Fed:
   x: Array
   rotary: dict[Rope | None, tuple[Array, Array] | None]
   sees: dict[int | None, Visible | Array]
-  paths: dict[int, gated_delta.Above]
+  paths: dict[int, gated_delta.Paths]
   start: Array
   cache: Cache | None
   per_layer: Array | None = None

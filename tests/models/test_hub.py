@@ -16,7 +16,7 @@ def cache(tmp_path, monkeypatch):
   """An empty cache, and no network."""
   monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
   monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-  hub._fetched.cache_clear()
+  hub._download.cache_clear()
   return tmp_path
 
 

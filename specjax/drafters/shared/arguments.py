@@ -148,7 +148,7 @@ def check_functions(who: str, model: LanguageModel) -> None:
     raise TypeError(
       f"the {who} must be a specjax.LanguageModel, got a "
       f"{type(model).__name__}: load one by models.checkpoints.load(DIR)"
-      ".whole(), or wrap a module (models.networks.transformer."
+      ".model(), or wrap a module (models.networks.transformer."
       "as_language_model)"
     )
 

@@ -111,7 +111,7 @@ _FOUR_DEVICES = """
   for mesh, rules in ((None, None), (mesh, layout.shardings()[0])):
     network = checkpoints.load(
       sys.argv[1], dtype=jnp.float32, mesh=mesh, sharding=rules)
-    model = network.whole()
+    model = network.model()
 
     def run(params):
       cache = model.init_cache(len(tokens), 16)

@@ -187,7 +187,7 @@ def test_a_file_of_mixed_types_is_held_as_it_is(tmp_path, on_mesh):
   network = checkpoints.load(str(path), weights="published", **where)
   types = ", ".join(sorted({kind.name for kind in used}))
   assert network.note == (
-    f"{path} is published as {types} of GGUF: held as that, int8 in groups of "
+    f"{path} is published as {types} of GGUF: kept as is, int8 in groups of "
     "16 and 32"
   )
   whole = checkpoints.load(str(path), **where)
@@ -221,7 +221,7 @@ def test_scales_of_smaller_groups_are_read_whole_and_in_part():
 
 def logits(network):
   """Of `TOKENS` by themselves."""
-  model = network.whole()
+  model = network.model()
   run = lambda params: model.apply(
     params, TOKENS, model.init_cache(*TOKENS.shape)
   )[0]

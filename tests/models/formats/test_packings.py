@@ -201,7 +201,7 @@ def test_experts_are_held_as_they_are_published(name, tmp_path):
     str(tmp_path), dtype=jnp.float32, mesh=mesh,
     sharding=sharding.Sharding(), weights="published",
   )  # fmt: skip
-  assert network.note.endswith(f"held as that, {form}")
+  assert network.note.endswith(f"kept as is, {form}")
   stack = stacked.stack(kept)
   jax.tree.map(np.testing.assert_array_equal, network.params, stack)
 
@@ -213,7 +213,7 @@ def test_biases_and_projections_left_out_are_as_they_are(kept, tmp_path):
   check_values(tmp_path, expected)
   network = checkpoints.load(str(tmp_path), weights="published")
   rest = ", but for 2 weights, such as layers.0.mlp.down_proj.weight"
-  assert network.note.endswith(f"held as that, {form}{rest * bool(kept)}")
+  assert network.note.endswith(f"kept as is, {form}{rest * bool(kept)}")
   module = network.module
   bias = module.layers[1].attention.q.bias[...]
   assert np.any(bias)

@@ -120,7 +120,7 @@ def passes(graphdef):
     seen = (
       gated_delta.chain(x.shape[1], None, SPEC.kernel, cache)
       if tree is None
-      else gated_delta.above(tree, SPEC.kernel, cache)
+      else gated_delta.from_mask(tree, SPEC.kernel, cache)
     )
     out, memory = nnx.merge(graphdef, params)(
       x, None, seen, held.layers[0], None
@@ -186,7 +186,7 @@ def errors(*, chain=False, more=0):
 def test_a_tree_says_what_the_recurrence_says_along_each_path(
   monkeypatch, chain, more, piece
 ):
-  monkeypatch.setattr(gated_delta, "_PIECE", piece)
+  monkeypatch.setattr(gated_delta, "_CHUNK", piece)
   assert max(errors(chain=chain, more=more)) < EXACT
 
 
@@ -200,7 +200,7 @@ DOCUMENTS = np.array(
 def test_a_whole_text_says_what_the_recurrence_says_of_each_document(
   monkeypatch, piece
 ):
-  monkeypatch.setattr(gated_delta, "_PIECE", piece)
+  monkeypatch.setattr(gated_delta, "_CHUNK", piece)
   module = layer()
   graphdef, params = nnx.split(module)
   length = DOCUMENTS.shape[1]

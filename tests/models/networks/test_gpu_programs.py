@@ -29,27 +29,27 @@ def for_gpus(function, *arguments) -> str:
   return lowered.lower(lowering_platforms=("cuda",)).as_text()
 
 
-@pytest.mark.parametrize("apart", [False, True], ids=["one", "mesh"])
+@pytest.mark.parametrize("unroll", [False, True], ids=["one", "mesh"])
 @pytest.mark.parametrize(
   "changes", [{}, described.GEMMA], ids=["llama", "gemma"]
 )
-def test_a_pass_has_no_loop_and_copies_no_weight(apart, changes, monkeypatch):
+def test_a_pass_has_no_loop_and_copies_no_weight(unroll, changes, monkeypatch):
   monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
   config = described.alter(CONFIG, **changes)
   module = Transformer(config, rngs=nnx.Rngs(0))
-  for layer in () if apart else module.layers:
+  for layer in () if unroll else module.layers:
     lay_out(layer)
   model, params = as_language_model(module)
-  if apart:
-    model = stacked.as_language_model(config, sharding=Sharding(apart=True))
-    params = stacked.stack(module, apart=True)
+  if unroll:
+    model = stacked.as_language_model(config, sharding=Sharding(unrolled=True))
+    params = stacked.stack(module, unrolled=True)
   cache = jax.eval_shape(lambda: model.init_cache(2, 1032))
   program = for_gpus(
     lambda *given: model.apply(*given)[0].logits,
     params, jax.ShapeDtypeStruct((2, 4), jnp.int32), cache.replace(read=512),
   )  # fmt: skip
   assert "stablehlo.while" not in program
-  of_weights = 7 if apart else 4  # and four of attention
+  of_weights = 7 if unroll else 4  # and four of attention
   assert (
     program.count("dot_general") == config.num_layers * (of_weights + 4) + 1
   )

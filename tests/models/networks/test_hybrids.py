@@ -221,7 +221,7 @@ def error_of_rows(state):
 def test_ragged_rows_are_read_refilled_and_go_on(monkeypatch, tree, scanned):
   """A row's laws are its text's, with any past and any neighbors."""
   monkeypatch.setattr(prefill, "_CHUNK", 4)  # of prompts; rows end apart
-  monkeypatch.setattr(gated_delta, "_PIECE", 3)  # of those
+  monkeypatch.setattr(gated_delta, "_CHUNK", 3)  # of those
   decoder, params = decoder_of(
     tree, "token" if tree.is_chain else "recursive", scanned=scanned,
     with_log_probs=True, num_refed=4,

@@ -11,7 +11,7 @@ from flax import nnx
 
 from models.networks import layers
 from models.networks.description import DeltaSpec, llama_config
-from models.networks.linear import project, projections, turn
+from models.networks.linear import project, projections, transpose
 from models.networks.quantized import Quantization, quantize_module
 from models.networks.quantized_tensor import quantize
 from models.networks.transformer import Transformer, as_language_model
@@ -29,7 +29,7 @@ def test_a_projection_has_a_row_for_each_output(rows):
   holder = nnx.Sequential()
   holder.inner, was = linear, linear.weight[...]
   for _ in range(2):  # what is turned stays so
-    turn(holder)
+    transpose(holder)
     assert linear.weight.shape == (5, 4)
     np.testing.assert_array_equal(linear.weight[...].T, was)
     np.testing.assert_allclose(linear(rows), expected, atol=1e-6)
@@ -120,7 +120,7 @@ def test_weights_of_a_token_leave_out_experts_that_it_is_not_given():
     head_dim=8, mlp_dim=48, max_positions=99,
   )  # fmt: skip
   config = described.alter(config, **described.MIXED)
-  mixed, dense = (layers.weights_met(config, i) for i in (0, 1))
+  mixed, dense = (layers.active_weights(config, i) for i in (0, 1))
   assert mixed[0] == dense[0] == 32 * 8 * (4 + 2 + 2 + 4)
   # Two experts, the shared one, and the router.
   assert mixed[1] == 32 * (3 * (2 * 12 + 8) + 4)

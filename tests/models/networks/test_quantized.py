@@ -240,12 +240,12 @@ def test_what_cannot_be_quantized_so_is_refused():
     quantized.check_weights(tied, how, on_mesh=False)
   for dtype in ("int8", "fp8"):
     with pytest.raises(ValueError, match=f"of int8.* fewer bits, got {dtype}"):
-      quantized.below(Quantization(dtype=dtype), how)
+      quantized.for_copy(Quantization(dtype=dtype), how)
 
 
 def test_a_copy_in_fewer_bits_is_of_what_is_quantized():
   kept = Quantization(dtype="int8", embedding=True)
-  how = quantized.below(Quantization(dtype="int4", group=32), kept)
+  how = quantized.for_copy(Quantization(dtype="int4", group=32), kept)
   assert how == Quantization(dtype="int4", group=32, embedding=True)
   module = copy_of(new(llama_config(**SMALL)), kept)
   stack = stacked.stack(module)

@@ -98,10 +98,10 @@ def test_layers_that_are_not_stacked_give_the_same_logits(variant):
   config = described.alter(SMALL, **VARIANTS[variant])
   module = Transformer(config, rngs=nnx.Rngs(0))
   model = stacked.as_language_model(
-    config, features=FEATURES, sharding=Sharding(apart=True)
+    config, features=FEATURES, sharding=Sharding(unrolled=True)
   )
   expected, _ = feed(*one, TOKENS)
-  got, cache = feed(model, stacked.stack(module, apart=True), TOKENS)
+  got, cache = feed(model, stacked.stack(module, unrolled=True), TOKENS)
   np.testing.assert_allclose(got.logits, expected.logits, atol=2e-6)
   np.testing.assert_allclose(got.features, expected.features, atol=2e-6)
   assert len(cache.keys) == config.num_layers

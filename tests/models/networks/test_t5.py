@@ -35,7 +35,7 @@ def pair(request, tmp_path_factory):
 
 def test_logits_are_transformers_fed_whole_in_pieces_and_as_a_tree(pair):
   actual, theirs = pair
-  model = actual.whole()
+  model = actual.model()
   expected = t5s.logits(theirs, INPUTS, LENGTHS, TOKENS)
   # Node n of the tree is the true next token n + 1, but 2 and 4, which are
   # siblings of true ones: nobody else sees them.
@@ -106,7 +106,7 @@ def greedy(theirs, inputs, prompt, length):
 
 def test_ragged_greedy_completions_and_refills_are_those_of_generate(decoded):
   target, theirs = decoded
-  model = target.whole()
+  model = target.model()
   shape = tree.Tree((-1, 0, 0, 1, 1, 2))
   decoder = decode.make_decoder(
     model,
@@ -175,7 +175,7 @@ def test_buckets_are_those_of_transformers_at_every_distance():
 
 def test_padding_of_inputs_and_broken_rows_change_no_other_row(decoded):
   target, _ = decoded
-  model, params = target.whole(), target.params
+  model, params = target.model(), target.params
   # The embedding of token 3 is broken: rows that do not read it never see it.
   params = jax.tree.map(lambda x: x, params)
   broken = params["embed"]["embedding"][...].at[3].set(jnp.nan)
@@ -213,7 +213,7 @@ def test_a_float16_model_does_not_overflow_where_layers_add_up(tmp_path):
   loaded = checkpoints.load(
     str(folder), dtype=jnp.float16, mesh=None, sharding=None
   )
-  model = loaded.whole()
+  model = loaded.model()
   inputs = Inputs(tokens=jnp.asarray(INPUTS), lengths=jnp.asarray(LENGTHS))
 
   @jax.jit

@@ -168,7 +168,7 @@ def test_after_rounds_without_a_draft_the_cache_is_filled(family):
         tokens = np.asarray(held.keys[0][row, 0, :count, 0]).astype(int)
         assert count < len(text)
         assert tokens.tolist() == text[:count]
-  assert model._PIECE == 16
+  assert model._CHUNK == 16
 
 
 # ----------------------------------------------------------------- what is said
