@@ -30,7 +30,7 @@ from launch import cli, prompts, provenance, results
 from launch.assembly import files, pair
 from models import checkpoints
 from models.networks.description import TransformerConfig
-from models.networks.layers import weights_met
+from models.networks.layers import active_weights
 from models.networks.params import split
 from models.networks.transformer import (
   Fed,
@@ -54,7 +54,7 @@ _TOKENS = flags.DEFINE_integer(
 
 def draft_cost(config: TransformerConfig, skipped: SkippedLayers) -> float:
   """The share of the target's weights that a pass reads if it skips some."""
-  blocks = [weights_met(config, i) for i in range(config.num_layers)]
+  blocks = [active_weights(config, i) for i in range(config.num_layers)]
   attention, mlp = zip(*blocks, strict=True)
   output = config.vocab_size * config.embed_dim  # the projection to logits
   left = sum(attention[i] for i in skipped.attention)
@@ -105,7 +105,7 @@ def gated(module: Transformer, gates: Array, fed: Fed) -> ModelOutput:
 def make_scorer(
   module: Transformer,
   tokens: np.ndarray,
-  judged: np.ndarray,
+  scored: np.ndarray,
   sampling: dict,
   *,
   vocab_size: int,
@@ -120,7 +120,7 @@ def make_scorer(
   Args:
     module: the target.
     tokens: `i32[B, T]`, texts that it emitted, right-padded.
-    judged: `bool[B, T]`, the positions followed by an emitted token.
+    scored: `bool[B, T]`, the positions followed by an emitted token.
     sampling: settings of `make_sampling`, for both distributions.
     vocab_size: V, without padding.
   """
@@ -138,26 +138,26 @@ def make_scorer(
     return probs_of(output.logits), cache
 
   @jax.jit
-  def acceptance(params, gates, tokens, whole, cache):
+  def acceptance(params, gates, tokens, target, cache):
     model = merge(params)
     positions = jnp.broadcast_to(jnp.arange(width), tokens.shape)
     full = cache.replace(length=jnp.full((rows,), width, jnp.int32))
     seen = np.hstack([np.tri(width, k=-1), np.eye(width)]).astype(bool)
     fed = model.enter(tokens, full, positions=positions, mask=seen)
-    thin = probs_of(gated(model, gates, fed).logits)
-    each = jnp.sum(jnp.minimum(thin, whole), axis=-1)
+    draft = probs_of(gated(model, gates, fed).logits)
+    each = jnp.sum(jnp.minimum(draft, target), axis=-1)
     # NaN counts as rejected.
-    each = jnp.where(judged & ~jnp.isnan(each), each, 0)
-    return jnp.sum(each) / jnp.sum(judged)
+    each = jnp.where(scored & ~jnp.isnan(each), each, 0)
+    return jnp.sum(each) / jnp.sum(scored)
 
-  whole, cache = read(params, tokens)
+  target, cache = read(params, tokens)
 
   def score(skipped: SkippedLayers) -> float:
     skipped.check(num_layers)
     gates = np.ones((num_layers, 2), bool)
     gates[list(skipped.attention), 0] = False
     gates[list(skipped.mlp), 1] = False
-    return float(acceptance(params, gates, tokens, whole, cache))
+    return float(acceptance(params, gates, tokens, target, cache))
 
   return score
 
@@ -195,7 +195,7 @@ def search(num_layers: int, score, *, count: int, seed: int) -> list[dict]:
 
 
 def completed(config, models: pair.Pair, batches):
-  """Completes prompts; returns `tokens` and `judged` of `make_scorer`."""
+  """Completes prompts; returns `tokens` and `scored` of `make_scorer`."""
   plain = pair.engine_of(config, models, baseline=True)
   pairs = lambda batch: zip(batch.prompts, plain.run(batch)[0], strict=True)
   texts = [
@@ -204,12 +204,12 @@ def completed(config, models: pair.Pair, batches):
     for prompt, completion in pairs(batch)
   ]
   shape = len(texts), max(len(p) + len(c) for p, c in texts)
-  tokens, judged = np.zeros(shape, np.int32), np.zeros(shape, bool)
+  tokens, scored = np.zeros(shape, np.int32), np.zeros(shape, bool)
   for row, (prompt, completion) in enumerate(texts):
     count = len(prompt) + len(completion)
     tokens[row, :count] = [*prompt, *completion]
-    judged[row, len(prompt) - 1 : count - 1] = True
-  return tokens, judged
+    scored[row, len(prompt) - 1 : count - 1] = True
+  return tokens, scored
 
 
 def run(_) -> int:
@@ -227,10 +227,10 @@ def run(_) -> int:
   batches = list(
     make_batches(items, batch_size=config.batch_size, max_width=width)
   )
-  tokens, judged = completed(config, models, batches)
+  tokens, scored = completed(config, models, batches)
   names = ("temperature", "top_k", "top_p", "min_p")
   acceptance_of = make_scorer(
-    module, tokens, judged, {name: config[name] for name in names},
+    module, tokens, scored, {name: config[name] for name in names},
     vocab_size=models.tokenizer.vocab_size,
   )  # fmt: skip
   score = lambda skipped: evaluation(
@@ -242,7 +242,7 @@ def run(_) -> int:
     seed=cli.SEED.value or 0,
   )  # fmt: skip
   best = max(evaluations, key=lambda one: one["speedup"])
-  result = best | {"num_judged": int(judged.sum()), "evaluations": evaluations}
+  result = best | {"num_judged": int(scored.sum()), "evaluations": evaluations}
   results.write_json(output, result | provenance.record(config))
   print(f"the best of {len(evaluations)} sets, in target passes:")
   for name, value in best.items():
