@@ -95,7 +95,7 @@ def run(_) -> int:
   """The command."""
   begun = time.monotonic()
 
-  def say(text: str) -> None:
+  def log(text: str) -> None:
     if processes.is_chief():
       print(f"{time.monotonic() - begun:6.1f} s: {text}", file=sys.stderr)
 
@@ -108,12 +108,12 @@ def run(_) -> int:
     )
   path = _TEMPLATE.value
   template = pathlib.Path(path).read_text("utf-8") if path else None
-  where = None
+  listener = None
   if processes.is_chief():  # before minutes of compiling
-    where = server.listening(_HOST.value, _PORT.value)
+    listener = server.bind(_HOST.value, _PORT.value)
   loaded = pair.load(config)
   for note in loaded.notes:
-    say(note)
+    log(note)
   slots = server.make_slots(
     config,
     loaded,
@@ -122,9 +122,9 @@ def run(_) -> int:
     share_prefixes=_SHARE.value,
     depth_policy=_DEPTHS.value,
     rows=_ROWS.value,
-    say=say,
+    log=log,
   )
-  if where is None:
+  if listener is None:
     server.follow(slots)
     return 0
   service = server.make_service(
@@ -135,12 +135,12 @@ def run(_) -> int:
     answer_seconds=_ANSWER_SECONDS.value,
   )  # fmt: skip
   service.scheduler.start()
-  port = where.getsockname()[1]
+  port = listener.getsockname()[1]
   host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value
-  with server.compiling_rest(slots, say):
+  with server.compiling_rest(slots, log):
     ended_well = server.run(
-      service, where, drain_seconds=_DRAIN_SECONDS.value,
-      ready=lambda: say(
+      service, listener, drain_seconds=_DRAIN_SECONDS.value,
+      ready=lambda: log(
         f"serving {service.defaults.model} on http://{host}:{port}/ "
         f"({slots.num_slots} slots of {slots.max_length} tokens)"
       ),

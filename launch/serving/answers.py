@@ -1,4 +1,4 @@
-"""Answers to clients in OpenAI's format, whole or streamed."""
+"""Answers to clients in OpenAI's format, at once or streamed."""
 
 import json
 import math
@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from launch.serving.scheduler import Finish, News
-from launch.serving.schemas import Ask, RefusalError
+from launch.serving.scheduler import Finish, Update
+from launch.serving.schemas import Call, RefusalError
 from launch.stops import Reader
 from models import token_text
 from models.tokenizers import Tokenizer
@@ -35,12 +35,12 @@ class Choice:
     accepted, drafted: accepted draft tokens, and all draft tokens.
   """
 
-  def __init__(self, index: int, ask: Ask, tokenizer: Tokenizer):
-    self._index, self._ask, self._tokenizer = index, ask, tokenizer
-    self._prompt = ask.prompts[index // ask.request.n]
-    self._reader = Reader(tokenizer, ask.request.stop, self._prompt)
+  def __init__(self, index: int, call: Call, tokenizer: Tokenizer):
+    self._index, self._call, self._tokenizer = index, call, tokenizer
+    self._prompt = call.prompts[index // call.body.n]
+    self._reader = Reader(tokenizer, call.body.stop, self._prompt)
     self._shown = Reader(tokenizer, (), self._prompt)  # each token's piece
-    self._text = tokenizer.decode(self._prompt) if ask.request.echo else ""
+    self._text = tokenizer.decode(self._prompt) if call.body.echo else ""
     self._log_probs: list[dict[str, Any]] = []
     self._origins: list[dict[str, str]] = []
     self._sent: tuple[int, int, int, int] | None = None
@@ -52,28 +52,28 @@ class Choice:
     """Tokens of the completion so far."""
     return self._reader.token_ids
 
-  def hear(self, news: News) -> None:
-    """Adds news; raises RefusalError if the completion failed."""
-    if news.finish in _FAILURES:
-      status, kind, code, message = _FAILURES[news.finish]
+  def add(self, update: Update) -> None:
+    """Adds an update; raises RefusalError if the completion failed."""
+    if update.finish in _FAILURES:
+      status, kind, code, message = _FAILURES[update.finish]
       message = f"the completion ended: {message}"
       raise RefusalError(message, status=status, kind=kind, code=code)
-    self.cached, self.drafted = news.cached, news.drafted
-    self.accepted += list(news.origins).count(Origin.ACCEPTED)
-    self._text += self._reader.read(news.token_ids)
-    if news.finish is not None:
-      self._text += self._reader.finish(cut=news.cut)
-      self.finish = news.finish.value
-    if self._ask.log_probs:
-      self._add_log_probs(news)
-    if self._ask.request.token_origins:
-      self._add_origins(news)
+    self.cached, self.drafted = update.cached, update.drafted
+    self.accepted += list(update.origins).count(Origin.ACCEPTED)
+    self._text += self._reader.read(update.token_ids)
+    if update.finish is not None:
+      self._text += self._reader.finish(cut=update.cut)
+      self.finish = update.finish.value
+    if self._call.log_probs:
+      self._add_log_probs(update)
+    if self._call.body.token_origins:
+      self._add_origins(update)
 
-  def new(self) -> dict[str, Any]:
-    """The contents of the next chunk."""
+  def delta(self) -> dict[str, Any]:
+    """What the next chunk contains: all that is new."""
     text, *others = self._sent or (0, 0, 0, 0)
     piece: dict[str, Any] = {"text": self._text[text:]}
-    if self._ask.is_chat:
+    if self._call.is_chat:
       role = {} if self._sent else {"role": "assistant"}
       piece = {"delta": {**role, "content": piece["text"]}}
     one = piece | self._details(*others)
@@ -83,10 +83,10 @@ class Choice:
     )  # fmt: skip
     return one
 
-  def whole(self) -> dict[str, Any]:
-    """The whole choice."""
+  def full(self) -> dict[str, Any]:
+    """All of the choice, for an answer that is not streamed."""
     piece: dict[str, Any] = {"text": self._text}
-    if self._ask.is_chat:
+    if self._call.is_chat:
       piece = {"message": {"role": "assistant", "content": self._text}}
     return piece | self._details(0, 0, 0)
 
@@ -95,55 +95,55 @@ class Choice:
     more: dict[str, Any] = {
       "index": self._index, "finish_reason": self.finish, "logprobs": None,
     }  # fmt: skip
-    if self._ask.log_probs:
+    if self._call.log_probs:
       more["logprobs"] = self._log_probs_from(log_probs)
-    if self._ask.request.token_origins:
+    if self._call.body.token_origins:
       more["token_origins"] = self._origins[origins:]
-    if self._ask.request.return_token_ids:
+    if self._call.body.return_token_ids:
       more["token_ids"] = self.token_ids[tokens:]
       if not tokens:
         more["prompt_token_ids"] = list(self._prompt)
     return more
 
-  def _add_origins(self, news: News) -> None:
-    pieces = [self._shown.read([token]) for token in news.token_ids]
-    if news.finish is not None and pieces:
+  def _add_origins(self, update: Update) -> None:
+    pieces = [self._shown.read([token]) for token in update.token_ids]
+    if update.finish is not None and pieces:
       pieces[-1] += self._shown.finish(cut=False)
     self._origins += [
       {"text": piece, "origin": Origin(origin).name.lower()}
-      for piece, origin in zip(pieces, news.origins, strict=True)
+      for piece, origin in zip(pieces, update.origins, strict=True)
     ]
 
-  def _add_log_probs(self, news: News) -> None:
-    if news.scores is not None:
-      self._add(self._prompt[0], None, None)  # it has no distribution
-      most = self._ask.asked.num_likeliest
+  def _add_log_probs(self, update: Update) -> None:
+    if update.scores is not None:
+      self._add_token(self._prompt[0], None, None)  # it has no distribution
+      most = self._call.request.num_likeliest
       for token, value, ids, values in zip(
         self._prompt[1:],
-        news.scores.log_probs.tolist(),
-        news.scores.likeliest[:, :most].tolist(),
-        news.scores.likeliest_log_probs[:, :most].tolist(),
+        update.scores.log_probs.tolist(),
+        update.scores.likeliest[:, :most].tolist(),
+        update.scores.likeliest_log_probs[:, :most].tolist(),
         strict=True,
       ):
-        self._add(token, value, list(zip(ids, values, strict=True)))
-    every = news.likeliest or [()] * len(news.token_ids)
-    for one in zip(news.token_ids, news.log_probs, every, strict=True):
-      self._add(*one)
+        self._add_token(token, value, list(zip(ids, values, strict=True)))
+    every = update.likeliest or [()] * len(update.token_ids)
+    for one in zip(update.token_ids, update.log_probs, every, strict=True):
+      self._add_token(*one)
 
-  def _add(
+  def _add_token(
     self,
     token: int,
     value: float | None,
     likeliest: Sequence[tuple[int, float]] | None,
   ) -> None:
     """Adds a token, its log-probability, and the top tokens at its position."""
-    one = self._described(token, value)
+    one = self._entry(token, value)
     one["top_logprobs"] = None
     if likeliest is not None:
-      one["top_logprobs"] = [self._described(*other) for other in likeliest]
+      one["top_logprobs"] = [self._entry(*other) for other in likeliest]
     self._log_probs.append(one)
 
-  def _described(self, token: int, value: float | None) -> dict[str, Any]:
+  def _entry(self, token: int, value: float | None) -> dict[str, Any]:
     if value is not None and not math.isfinite(value):
       value = -9999.0  # OpenAI's, for minus infinity
     return {
@@ -155,9 +155,9 @@ class Choice:
   def _log_probs_from(self, start: int) -> dict[str, Any]:
     """Log-probabilities in the format of chats or completions."""
     tokens = self._log_probs[start:]
-    if self._ask.is_chat:
+    if self._call.is_chat:
       return {"content": tokens}
-    has_top = self._ask.asked.num_likeliest > 0
+    has_top = self._call.request.num_likeliest > 0
     return {
       "tokens": [one["token"] for one in tokens],
       "token_logprobs": [one["logprob"] for one in tokens],
@@ -177,18 +177,18 @@ def _by_name(one: dict[str, Any]) -> dict[str, float] | None:
 
 
 class Answer:
-  """An answer to a request, whole or in chunks."""
+  """An answer to a request, at once or in chunks."""
 
-  def __init__(self, ask: Ask, *, model: str, tokenizer: Tokenizer):
-    self._ask = ask
+  def __init__(self, call: Call, *, model: str, tokenizer: Tokenizer):
+    self._call = call
     self.choices = [
-      Choice(index, ask, tokenizer)
-      for index in range(len(ask.prompts) * ask.request.n)
+      Choice(index, call, tokenizer)
+      for index in range(len(call.prompts) * call.body.n)
     ]
-    prefix = "chatcmpl" if ask.is_chat else "cmpl"
+    prefix = "chatcmpl" if call.is_chat else "cmpl"
     self._head = {
       "id": f"{prefix}-{secrets.token_hex(12)}",
-      "object": "chat.completion" if ask.is_chat else "text_completion",
+      "object": "chat.completion" if call.is_chat else "text_completion",
       "created": int(time.time()),
       "model": model,
     }
@@ -198,14 +198,14 @@ class Answer:
     """True if every choice has ended."""
     return all(choice.finish is not None for choice in self.choices)
 
-  def hear(self, index: int, news: News) -> None:
-    """Adds a choice's news; raises RefusalError if it failed."""
-    self.choices[index].hear(news)
+  def add(self, index: int, update: Update) -> None:
+    """Adds a choice's update; raises RefusalError if it failed."""
+    self.choices[index].add(update)
 
   def chunk(self, index: int) -> dict[str, Any]:
     """The next chunk of a choice."""
-    chunk = self._chunk([self.choices[index].new()])
-    if self._ask.request.stream_options.continuous_usage_stats:
+    chunk = self._chunk([self.choices[index].delta()])
+    if self._call.body.stream_options.continuous_usage_stats:
       chunk["usage"] = self._usage()
     return chunk
 
@@ -213,20 +213,20 @@ class Answer:
     """The last chunk, without choices."""
     return {**self._chunk([]), "usage": self._usage()}
 
-  def whole(self) -> dict[str, Any]:
+  def full(self) -> dict[str, Any]:
     """The answer, once it is over."""
-    choices = [choice.whole() for choice in self.choices]
+    choices = [choice.full() for choice in self.choices]
     return {**self._head, "choices": choices, "usage": self._usage()}
 
   def _chunk(self, choices: list) -> dict[str, Any]:
-    kind = "chat.completion.chunk" if self._ask.is_chat else "text_completion"
+    kind = "chat.completion.chunk" if self._call.is_chat else "text_completion"
     return {**self._head, "object": kind, "choices": choices}
 
   def _usage(self) -> dict[str, Any]:
-    prompt = sum(map(len, self._ask.prompts))
+    prompt = sum(map(len, self._call.prompts))
     new = sum(len(choice.token_ids) for choice in self.choices)
     # The other choices of a prompt share the first one's.
-    first = self.choices[:: self._ask.request.n]
+    first = self.choices[:: self._call.body.n]
     accepted = sum(choice.accepted for choice in self.choices)
     drafted = sum(choice.drafted for choice in self.choices)
     return {

@@ -14,13 +14,13 @@ import numpy as np
 
 from launch.prompts import MOST_BIASES, MOST_STOP_IDS
 
-MOST_LIKELIEST = 20  # top log-probabilities of an emitted token, as in chats
-MOST_SCORED = 5  # of a prompt's token, as in completions
+MAX_TOP = 20  # top log-probabilities of an emitted token, as in chats
+MAX_TOP_SCORED = 5  # of a prompt's token, as in completions
 _LONGEST_NUMBER = 26  # bytes of a float and its separator in JSON
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Asked:
+class Request:
   """A requested completion.
 
   Other fields are as in `specjax.runtime.requests.Settings`.
@@ -32,7 +32,7 @@ class Asked:
     ignore_stop: whether it continues after a stop token, to its budget.
     scored: whether to return the prompt's log-probabilities (`Scores`).
     num_likeliest: top log-probabilities of each emitted token, at most
-      `MOST_LIKELIEST`.
+      `MAX_TOP`.
   """
 
   token_ids: Sequence[int]
@@ -70,7 +70,7 @@ class Control:
     is_last: whether this is the last iteration, which does nothing.
   """
 
-  admissions: Sequence[tuple[int, Asked]] = ()
+  admissions: Sequence[tuple[int, Request]] = ()
   ended: Sequence[int] = ()
   depth: int
   rounds: int
@@ -90,7 +90,7 @@ class Control:
     """Decodes a control from its array."""
     length = int(np.asarray(array[:4], np.uint8).view("<u4")[0])
     record = json.loads(bytes(array[4 : 4 + length]))
-    record["admissions"] = [(i, Asked(**x)) for i, x in record["admissions"]]
+    record["admissions"] = [(i, Request(**x)) for i, x in record["admissions"]]
     record["shares"] = {int(w): x for w, x in record["shares"].items()}
     return cls(**record)
 
@@ -107,7 +107,7 @@ class Scores:
 
   Attributes:
     log_probs: `f32[P - 1]`, of each token given those before it.
-    likeliest: `i32[P - 1, K]`, the top K = `MOST_SCORED` tokens there.
+    likeliest: `i32[P - 1, K]`, the top K = `MAX_TOP_SCORED` tokens there.
     likeliest_log_probs: `f32[P - 1, K]`, of those.
   """
 

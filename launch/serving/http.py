@@ -26,11 +26,11 @@ from launch.serving.metrics import Metrics
 from launch.serving.scheduler import (
   ClosedError,
   FullError,
-  News,
   Scheduler,
   Ticket,
+  Update,
 )
-from launch.serving.schemas import Ask, Defaults, RefusalError
+from launch.serving.schemas import Call, Defaults, RefusalError
 from models.tokenizers import Tokenizer
 
 
@@ -166,17 +166,17 @@ async def _answer(request: Request, *, is_chat: bool) -> Response:
   service, begun = request.app.state.service, time.monotonic()
   body = await _body(request, service.body_bytes)
   # Off the event loop: tokenizing a long prompt takes a while.
-  ask = await anyio.to_thread.run_sync(
+  call = await anyio.to_thread.run_sync(
     lambda: schemas.read(
       body, is_chat=is_chat, tokenizer=service.tokenizer,
       defaults=service.defaults,
     )
   )  # fmt: skip
   answer = Answer(
-    ask, model=service.defaults.model, tokenizer=service.tokenizer
+    call, model=service.defaults.model, tokenizer=service.tokenizer
   )
-  news: asyncio.Queue[tuple[int, News]] = asyncio.Queue()
-  tickets = _tickets(service, ask, news, begun + service.answer_seconds)
+  updates: asyncio.Queue[tuple[int, Update]] = asyncio.Queue()
+  tickets = _tickets(service, call, updates, begun + service.answer_seconds)
   try:
     service.scheduler.submit(tickets)
   except FullError:
@@ -191,19 +191,19 @@ async def _answer(request: Request, *, is_chat: bool) -> Response:
       code="unavailable", headers={"Retry-After": "5"},
     ) from None  # fmt: skip
   cancel = lambda: service.scheduler.cancel(tickets)
-  if ask.request.stream:
-    return _Stream(_events(ask, news, answer), cancel)
-  watching = asyncio.create_task(_at_departure(request, cancel))
+  if call.body.stream:
+    return _Stream(_events(call, updates, answer), cancel)
+  watching = asyncio.create_task(_on_disconnect(request, cancel))
   try:
     while not answer.is_over:
-      answer.hear(*await news.get())
+      answer.add(*await updates.get())
   finally:
     watching.cancel()
     cancel()
-  return JSONResponse(answer.whole())
+  return JSONResponse(answer.full())
 
 
-async def _at_departure(request: Request, cancel: Callable[[], None]) -> None:
+async def _on_disconnect(request: Request, cancel: Callable[[], None]) -> None:
   """Calls `cancel` once the client disconnects, after its body was read."""
   while (await request.receive())["type"] != "http.disconnect":
     pass
@@ -211,47 +211,47 @@ async def _at_departure(request: Request, cancel: Callable[[], None]) -> None:
 
 
 def _tickets(
-  service: Service, ask: Ask, news: asyncio.Queue, deadline: float
+  service: Service, call: Call, updates: asyncio.Queue, deadline: float
 ) -> list[Ticket]:
   loop = asyncio.get_running_loop()
 
-  def deliver(index: int) -> Callable[[News], None]:
-    def hear(one: News) -> None:
+  def deliver(index: int) -> Callable[[Update], None]:
+    def put(update: Update) -> None:
       with contextlib.suppress(RuntimeError):  # the loop has ended
-        loop.call_soon_threadsafe(news.put_nowait, (index, one))
+        loop.call_soon_threadsafe(updates.put_nowait, (index, update))
 
-    return hear
+    return put
 
   choices = [
     (prompt, budget, stream)
-    for prompt, budget in zip(ask.prompts, ask.budgets, strict=True)
-    for stream in range(ask.request.n)
+    for prompt, budget in zip(call.prompts, call.budgets, strict=True)
+    for stream in range(call.body.n)
   ]
-  is_seeded = ask.request.seed is not None
+  is_seeded = call.body.seed is not None
   return [
     Ticket(
-      asked=dataclasses.replace(
-        ask.asked, token_ids=prompt, stream=stream, max_new_tokens=budget
+      request=dataclasses.replace(
+        call.request, token_ids=prompt, stream=stream, max_new_tokens=budget
       ),
       deliver=deliver(index),
-      watch=stops.watch(service.tokenizer, ask.request.stop, prompt),
+      watch=stops.watch(service.tokenizer, call.body.stop, prompt),
       deadline=deadline,
-      objective=ask.objective,
-      seeded=is_seeded and ask.asked.temperature > 0,
+      objective=call.objective,
+      seeded=is_seeded and call.request.temperature > 0,
     )
     for index, (prompt, budget, stream) in enumerate(choices)
   ]
 
 
 async def _events(
-  ask: Ask, news: asyncio.Queue, answer: Answer
+  call: Call, updates: asyncio.Queue, answer: Answer
 ) -> AsyncIterator[bytes]:
   try:
     while not answer.is_over:
-      index, one = await news.get()
-      answer.hear(index, one)
+      index, update = await updates.get()
+      answer.add(index, update)
       yield answers.event(answer.chunk(index))
-    if ask.request.stream_options.include_usage:
+    if call.body.stream_options.include_usage:
       yield answers.event(answer.usage_chunk())
     yield b"data: [DONE]\n\n"
   except RefusalError as refusal:

@@ -69,8 +69,8 @@ class Metrics:
     # Creates them with value 0.
     for place in range(depth):
       self._of(f"{_ACCEPTED}_per_pos", place)
-    for why in Finish:
-      self._outcome(why)
+    for finish in Finish:
+      self._outcome(finish)
 
   def _make(self, kind, name: str, text: str, *labels: str, **options) -> None:
     self._metrics[name] = kind(
@@ -83,28 +83,28 @@ class Metrics:
   def _of(self, name: str, *labels) -> Any:
     return self._metrics[name].labels(self._model, *labels)
 
-  def _outcome(self, why: Finish) -> Any:
-    name = "request_success" if why in _SUCCESS else "request_failure"
-    return self._of(name, why.value)
+  def _outcome(self, finish: Finish) -> Any:
+    name = "request_success" if finish in _SUCCESS else "request_failure"
+    return self._of(name, finish.value)
 
-  def waiting(self, count: int) -> None:
+  def set_waiting(self, count: int) -> None:
     """Sets the number of waiting requests."""
     self._of("num_requests_waiting").set(count)
 
-  def running(self, count: int) -> None:
+  def set_running(self, count: int) -> None:
     """Sets the number of slots in use."""
     self._of("num_requests_running").set(count)
     self._of("kv_cache_usage_perc").set(count / self._num_slots)
 
-  def began(self, ticket: Ticket) -> None:
+  def count_admission(self, ticket: Ticket) -> None:
     """Counts an admitted ticket."""
     self._of("request_queue_time_seconds").observe(
-      (ticket.began or 0.0) - ticket.arrived
+      (ticket.admitted or 0.0) - ticket.arrived
     )
-    self._of("prompt_tokens").inc(len(ticket.asked.token_ids))
-    self._of("prefix_cache_queries").inc(len(ticket.asked.token_ids))
+    self._of("prompt_tokens").inc(len(ticket.request.token_ids))
+    self._of("prefix_cache_queries").inc(len(ticket.request.token_ids))
 
-  def worked(self, ticket: Ticket, report: Report, row: int) -> None:
+  def count_rounds(self, ticket: Ticket, report: Report, row: int) -> None:
     """Counts an iteration's rounds for a ticket."""
     cached = int(report.cached[row])
     self._of("prefix_cache_hits").inc(cached - ticket.cached)
@@ -125,7 +125,7 @@ class Metrics:
     for place, count in enumerate(reached.tolist()):
       self._of(f"{_ACCEPTED}_per_pos", place).inc(count)
 
-  def emitted(self, ticket: Ticket, count: int, now: float) -> None:
+  def count_tokens(self, ticket: Ticket, count: int, now: float) -> None:
     """Counts a ticket's new tokens."""
     self._of("generation_tokens").inc(count)
     if ticket.first is None:
@@ -138,10 +138,10 @@ class Metrics:
     ticket.last = now
     ticket.num_tokens += count
 
-  def finished(self, ticket: Ticket, why: Finish, now: float) -> None:
+  def count_finish(self, ticket: Ticket, finish: Finish, now: float) -> None:
     """Counts a finished ticket."""
-    self._outcome(why).inc()
-    if why not in _SUCCESS:
+    self._outcome(finish).inc()
+    if finish not in _SUCCESS:
       return
     self._of("e2e_request_latency_seconds").observe(now - ticket.arrived)
     if ticket.objective is not None and ticket.num_tokens > 1:

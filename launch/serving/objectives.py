@@ -82,35 +82,35 @@ _PRIOR, _PRIOR_TOKENS = 0.7, 4.0
 
 
 @dataclasses.dataclass
-class Seen:
-  """Recent draft tokens, with exponential decay.
+class History:
+  """Acceptance of recent draft tokens, with exponential decay.
 
   Attributes:
     accepted: accepted tokens.
-    tried: accepted tokens, and the first rejected one of each round.
+    trials: accepted tokens, and the first rejected one of each round.
   """
 
   accepted: float = 0.0
-  tried: float = 0.0
+  trials: float = 0.0
 
   def learn(self, counts: Sequence[int], depth: int) -> None:
     """Learns from rounds."""
-    self.fade(sum(counts))
+    self.decay(sum(counts))
     accepted = sum(number * count for number, count in enumerate(counts))
     self.accepted += accepted
-    self.tried += accepted + sum(counts[:depth])
+    self.trials += accepted + sum(counts[:depth])
 
-  def fade(self, rounds: int) -> None:
+  def decay(self, rounds: int) -> None:
     """Decays earlier observations.
 
     Rounds without drafts count too, so that drafting is retried after a while.
     """
     keep = 0.5 ** (rounds / _HALF_LIFE)
-    self.accepted, self.tried = keep * self.accepted, keep * self.tried
+    self.accepted, self.trials = keep * self.accepted, keep * self.trials
 
   def estimate(self, prior: float = _PRIOR) -> float:
     """The acceptance, shrunk to the prior while there is little data."""
-    tokens = self.tried + _PRIOR_TOKENS
+    tokens = self.trials + _PRIOR_TOKENS
     return (self.accepted + _PRIOR_TOKENS * prior) / tokens
 
 
@@ -129,20 +129,20 @@ class Controller:
       cost: current seconds of a round by depth.
     """
     self._policy, self._depths, self._cost = policy, depths, cost
-    self._all = Seen()
+    self._all = History()
     # Observations of each ticket, and its `accept_counts` so far.
-    self._known: weakref.WeakKeyDictionary[Ticket, tuple[Seen, list[int]]]
+    self._known: weakref.WeakKeyDictionary[Ticket, tuple[History, list[int]]]
     self._known = weakref.WeakKeyDictionary()
 
   def __call__(
     self,
     tickets: Sequence[Ticket | None],
-    over: Sequence[Ticket],
+    ended: Sequence[Ticket],
     drafted: int,
   ) -> int:
     """Chooses the depth of all slots."""
     now = [ticket for ticket in tickets if ticket is not None]
-    self._learn([*now, *over], drafted)
+    self._learn([*now, *ended], drafted)
     if any(ticket.seeded for ticket in now):
       return self._depths[-1]
     if not now:
@@ -161,17 +161,17 @@ class Controller:
     learned = False
     for ticket in tickets:
       counts = ticket.accept_counts
-      seen, old = self._known.get(ticket, (Seen(), []))
+      history, old = self._known.get(ticket, (History(), []))
       old = old or [0] * len(counts)
       new = [a - b for a, b in zip(counts, old, strict=True)]
-      self._known[ticket] = (seen, list(counts))
+      self._known[ticket] = (history, list(counts))
       if drafted and any(new):
-        seen.learn(new, drafted)
+        history.learn(new, drafted)
         self._all.learn(new, drafted)
         learned = True
     if not learned:
-      for seen in (self._all, *(self._known[one][0] for one in tickets)):
-        seen.fade(1)
+      for history in (self._all, *(self._known[one][0] for one in tickets)):
+        history.decay(1)
 
 
 def _left(ticket: Ticket) -> float | None:
@@ -182,6 +182,6 @@ def _left(ticket: Ticket) -> float | None:
   """
   if ticket.objective is None or ticket.first is None or ticket.last is None:
     return ticket.objective
-  rest = max(ticket.asked.max_new_tokens - ticket.num_tokens, 1)
+  rest = max(ticket.request.max_new_tokens - ticket.num_tokens, 1)
   allowed = ticket.objective * (ticket.num_tokens - 1 + rest)
   return (allowed - (ticket.last - ticket.first)) / rest

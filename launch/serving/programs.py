@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from launch.prompts import MOST_BIASES, MOST_STOP_IDS
-from launch.serving.control import MOST_SCORED, Asked, Scores
+from launch.serving.control import MAX_TOP_SCORED, Request, Scores
 from specjax import random, recurrent, rows
 from specjax.cache import Cache
 from specjax.decode import Decoder
@@ -18,18 +18,18 @@ from specjax.state import DecodeState, StopReason
 from specjax.types import LanguageModel, Params, Penalties, Sampling
 
 
-def sampling(requests: Sequence[Asked]) -> Sampling:
+def sampling(requests: Sequence[Request]) -> Sampling:
   """Sampling settings of rows, with all kinds, since any row may use any."""
   count = len(requests)
   tokens = np.full((count, MOST_BIASES), NONE, np.int32)
   bias = np.zeros((count, MOST_BIASES), np.float32)
   stops = np.full((count, MOST_STOP_IDS), NONE, np.int32)
-  for row, asked in enumerate(requests):
-    for place, (token, value) in enumerate(asked.logit_bias):
+  for row, request in enumerate(requests):
+    for place, (token, value) in enumerate(request.logit_bias):
       tokens[row, place], bias[row, place] = token, value
-    stops[row, : len(asked.stop_token_ids)] = asked.stop_token_ids
+    stops[row, : len(request.stop_token_ids)] = request.stop_token_ids
   of = lambda name, dtype: np.array(
-    [getattr(asked, name) for asked in requests], dtype
+    [getattr(one, name) for one in requests], dtype
   )
   return Sampling(
     temperature=of("temperature", np.float32),
@@ -167,7 +167,7 @@ class Scorer:
       states = recurrent.widen(cache.recurrent, self.width)
       self._cache = cache.replace(recurrent=states)
       self._pass = jax.jit(self._read, donate_argnums=1)
-    most = min(MOST_SCORED, self._vocab_size)
+    most = min(MAX_TOP_SCORED, self._vocab_size)
     none = np.zeros((0, most), np.float32)
     parts: list[tuple] = [(none[:, 0], none.astype(np.int32), none)]
     for start in range(0, len(token_ids) - 1, self.width):
@@ -189,6 +189,6 @@ class Scorer:
     logits = output.logits[0, :, : self._vocab_size]
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
     chosen = jnp.take_along_axis(log_probs, tokens[1:, None], axis=1)[:, 0]
-    most = min(MOST_SCORED, self._vocab_size)
+    most = min(MAX_TOP_SCORED, self._vocab_size)
     largest, likeliest = jax.lax.top_k(log_probs, most)
     return cache, (chosen, likeliest, largest)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from launch.serving.control import Asked, Control, Pace, Report, Scores
+from launch.serving.control import Control, Pace, Report, Request, Scores
 from launch.serving.slots import Slots
 from specjax.runtime.stopping import Watch
 from specjax.state import StopReason
@@ -25,7 +25,7 @@ _IDLE_SECONDS = 2.0  # between idle iterations for other processes
 
 
 class Finish(enum.Enum):
-  """Why a completion ended; values are OpenAI's if it has one."""
+  """How a completion ended: OpenAI's finish reason, or why it failed."""
 
   STOP = "stop"
   LENGTH = "length"
@@ -37,7 +37,7 @@ class Finish(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class News:
+class Update:
   """New tokens of a completion, from one iteration.
 
   Attributes:
@@ -66,29 +66,29 @@ class Ticket:
   """A requested completion and its progress; the scheduler's thread writes it.
 
   Attributes:
-    deliver: receives `News` on the scheduler's thread; must not block.
+    deliver: receives `Update` on the scheduler's thread; must not block.
     watch: checks new tokens and may end it (`specjax.runtime.stopping`), or
       None.
     deadline: when it ends at the latest, by the scheduler's clock, or None.
     objective: seconds that it may take per token, or None.
     seeded: whether its tokens must be reproducible from its seed, and so must
       not depend on the draft length.
-    arrived, began, first, last: when it was queued, admitted, and emitted its
-      first and its newest tokens.
+    arrived, admitted, first, last: when it was queued, admitted, and emitted
+      its first and newest tokens.
     drafts, drafted, accept_counts: see `specjax.state.Counters`, as of the last
       iteration.
     cached: tokens of its prompt from the prefix cache.
     cancelled: set, by any thread, to cancel it.
   """
 
-  asked: Asked
-  deliver: Callable[[News], None]
+  request: Request
+  deliver: Callable[[Update], None]
   watch: Watch | None = None
   deadline: float | None = None
   objective: float | None = None
   seeded: bool = False
   arrived: float = 0.0
-  began: float | None = None
+  admitted: float | None = None
   first: float | None = None
   last: float | None = None
   num_tokens: int = 0
@@ -109,7 +109,7 @@ _FINISHES = {
 
 # Chooses the draft length, given the slots' tickets (or None), the tickets that
 # ended in the last iteration, and its draft length.
-Depth = Callable[[Sequence[Ticket | None], Sequence[Ticket], int], int]
+ChooseDepth = Callable[[Sequence[Ticket | None], Sequence[Ticket], int], int]
 
 
 class FullError(Exception):
@@ -143,8 +143,8 @@ class Scheduler:
     queue_length: int,
     metrics: Any,
     pace: Pace,
-    choose_depth: Depth | None = None,
-    keeps_in_touch: bool = False,
+    choose_depth: ChooseDepth | None = None,
+    heartbeat: bool = False,
     clock: Callable[[], float] = time.monotonic,
   ):
     """Does not start the thread yet.
@@ -153,17 +153,17 @@ class Scheduler:
       slots: the slots; `iterate` is their `iterate`, on all processes.
       pace: estimates durations, and limits prefill while rows decode.
       choose_depth: chooses the draft length; None for the maximum.
-      keeps_in_touch: whether to make idle iterations for other processes.
+      heartbeat: whether to make idle iterations for other processes.
       clock: returns seconds.
     """
     self._iterate, self._max_rounds = iterate, slots.max_rounds
     self._place, self._pace = slots.texts.place, pace
     self._depth, self._choose_depth = slots.depth, choose_depth
     self._queue_length, self._metrics = queue_length, metrics
-    self._keeps_in_touch, self._clock = keeps_in_touch, clock
+    self._heartbeat, self._clock = heartbeat, clock
     self._rows: list[Ticket | None] = [None] * slots.num_slots
     # Tickets that ended in the last iteration, and its draft length.
-    self._over: list[Ticket] = []
+    self._just_ended: list[Ticket] = []
     self._drafted = slots.depth
     self._ended: set[int] = set()  # rows that the next iteration ends
     self._queue: collections.deque[Ticket] = collections.deque()
@@ -190,7 +190,7 @@ class Scheduler:
       for ticket in tickets:
         ticket.arrived = self._clock()
       self._queue.extend(tickets)
-      self._metrics.waiting(len(self._queue))
+      self._metrics.set_waiting(len(self._queue))
       self._wake.notify()
 
   def cancel(self, tickets: Sequence[Ticket]) -> None:
@@ -231,11 +231,11 @@ class Scheduler:
 
   def _run(self) -> None:
     try:
-      while self._waits():
+      while self._wait():
         self._iteration()
-      if self._keeps_in_touch:
+      if self._heartbeat:
         self._iterate(self._control([], 0, is_last=True))
-    except BaseException as error:  # all waiting requests must be told
+    except BaseException as error:  # every waiting client gets an error
       self.error = error
       raise
     finally:
@@ -246,9 +246,9 @@ class Scheduler:
         self._rows = [None] * len(self._rows)
       self._count()
       for ticket in left:
-        self._finish(ticket, News(finish=Finish.BROKEN))
+        self._finish(ticket, Update(finish=Finish.BROKEN))
 
-  def _waits(self) -> bool:
+  def _wait(self) -> bool:
     """Waits for work; returns False if there will be none."""
     with self._wake:
       while not self._stopped:
@@ -256,22 +256,22 @@ class Scheduler:
           return True
         if self._closed:
           return False
-        if not self._wake.wait(_IDLE_SECONDS) and self._keeps_in_touch:
+        if not self._wake.wait(_IDLE_SECONDS) and self._heartbeat:
           return True
       return False
 
   def _iteration(self) -> None:
     now = self._clock()
     with self._wake:
-      self._drop_unwanted(now)
-      admitted = [*self._fill(now)]
+      self._drop_expired(now)
+      admitted = [*self._admit(now)]
       rounds = rounds_of_iteration(
         free=self._rows.count(None),
         waiting=len(self._queue),
         max_rounds=self._max_rounds,
       )
     if not any(self._rows):
-      if not (self._keeps_in_touch or self._ended):
+      if not (self._heartbeat or self._ended):
         return
       rounds = 0
     control = self._control(admitted, rounds)
@@ -279,20 +279,20 @@ class Scheduler:
     self._ended.clear()
     self._pace.learn(report)
     self._drafted = report.depth
-    self._hand_out(report)
+    self._deliver(report)
     self._count()
 
   def _control(self, admitted, rounds, is_last=False) -> Control:
     depth = self._depth
     if self._choose_depth is not None:
-      depth = self._choose_depth(self._rows, self._over, self._drafted)
-    self._over = []
+      depth = self._choose_depth(self._rows, self._just_ended, self._drafted)
+    self._just_ended = []
     return Control(
       admissions=admitted, ended=sorted(self._ended), depth=depth,
       rounds=rounds, shares=self._pace.shares(depth), is_last=is_last,
     )  # fmt: skip
 
-  def _drop_unwanted(self, now: float) -> None:
+  def _drop_expired(self, now: float) -> None:
     """Ends cancelled and late tickets in slots and queue."""
 
     def verdict(ticket):
@@ -302,37 +302,37 @@ class Scheduler:
       return Finish.LATE if late else None
 
     for row, ticket in enumerate(self._rows):
-      if ticket is not None and (why := verdict(ticket)):
+      if ticket is not None and (finish := verdict(ticket)):
         self._rows[row] = None
         self._ended.add(row)
-        self._finish(ticket, News(finish=why))
+        self._finish(ticket, Update(finish=finish))
     for ticket in list(self._queue):
-      if why := verdict(ticket):
+      if finish := verdict(ticket):
         self._queue.remove(ticket)
-        self._finish(ticket, News(finish=why))
+        self._finish(ticket, Update(finish=finish))
 
-  def _fill(self, now: float):
+  def _admit(self, now: float):
     """Gives free slots to the tickets that have waited longest."""
     while self._queue and None in self._rows:
       ticket = self._queue.popleft()
-      ticket.began = now
+      ticket.admitted = now
       free = [row for row, one in enumerate(self._rows) if one is None]
-      row = self._place(free, ticket.asked)
+      row = self._place(free, ticket.request)
       self._rows[row] = ticket
       self._ended.discard(row)
-      self._metrics.began(ticket)
-      yield row, ticket.asked
+      self._metrics.count_admission(ticket)
+      yield row, ticket.request
 
   def _count(self) -> None:
-    self._metrics.waiting(len(self._queue))
-    self._metrics.running(len(self._rows) - self._rows.count(None))
+    self._metrics.set_waiting(len(self._queue))
+    self._metrics.set_running(len(self._rows) - self._rows.count(None))
 
-  def _hand_out(self, report: Report) -> None:
+  def _deliver(self, report: Report) -> None:
     now = self._clock()
     for row, ticket in enumerate(self._rows):
       if ticket is None:
         continue
-      self._metrics.worked(ticket, report, row)
+      self._metrics.count_rounds(ticket, report, row)
       count = int(report.length[row] - report.start[row])
       reason = StopReason(int(report.reason[row]))
       finish, cut = _FINISHES.get(reason), False
@@ -346,17 +346,17 @@ class Scheduler:
         if end is not None:
           count, finish, cut = end, Finish.STOP, True
       if count:
-        self._metrics.emitted(ticket, count, now)
+        self._metrics.count_tokens(ticket, count, now)
       if finish is not None:
         self._rows[row] = None
-        self._over.append(ticket)
+        self._just_ended.append(ticket)
         if reason == StopReason.RUNNING:
           self._ended.add(row)
-      news = News(
+      update = Update(
         token_ids=ids[:count],
         origins=report.origins[row, :count].tolist(),
         log_probs=report.log_probs[row, :count].tolist(),
-        likeliest=_likeliest(report, row, count, ticket.asked.num_likeliest),
+        likeliest=_likeliest(report, row, count, ticket.request.num_likeliest),
         cached=int(report.cached[row]),
         drafted=int(report.num_drafted[row]),
         scores=report.scores.get(row),
@@ -364,17 +364,17 @@ class Scheduler:
         cut=cut,
       )
       if finish is not None:
-        self._finish(ticket, news)
-      elif count or news.scores is not None:
-        ticket.deliver(news)
+        self._finish(ticket, update)
+      elif count or update.scores is not None:
+        ticket.deliver(update)
 
-  def _finish(self, ticket: Ticket, news: News) -> None:
-    self._metrics.finished(ticket, news.finish, self._clock())
-    ticket.deliver(news)
+  def _finish(self, ticket: Ticket, update: Update) -> None:
+    self._metrics.count_finish(ticket, update.finish, self._clock())
+    ticket.deliver(update)
 
 
 def _likeliest(report: Report, row: int, count: int, most: int) -> list:
-  """Top log-probabilities of a row's new tokens, for `News`."""
+  """Top log-probabilities of a row's new tokens, for `Update`."""
   if not most or report.likeliest is None:
     return []
   tokens, values = (x[row, :count, :most].tolist() for x in report.likeliest)

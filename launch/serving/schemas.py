@@ -1,4 +1,4 @@
-"""Parses request bodies in OpenAI's or vLLM's format to an `Ask`."""
+"""Parses request bodies in OpenAI's or vLLM's format to a `Call`."""
 
 import dataclasses
 import secrets
@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from launch.prompts import Settings, reason_of
-from launch.serving.control import MOST_LIKELIEST, MOST_SCORED, Asked
+from launch.serving.control import MAX_TOP, MAX_TOP_SCORED, Request
 from models import chat
 from models.tokenizers import Tokenizer
 
@@ -80,28 +80,28 @@ class Defaults:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Ask:
-  """A checked request.
+class Call:
+  """A checked API call.
 
   Attributes:
     prompts: token ids of each.
     budgets: maximum new tokens of each.
-    asked: the first completion; others differ in prompt, budget and stream,
-      which is i for choice i of a prompt.
+    request: of the first completion; others differ in prompt, budget and
+      stream, which is i for choice i of a prompt.
     objective: seconds that it may take per token, or None.
   """
 
-  request: "Request"
+  body: "Body"
   prompts: Sequence[Sequence[int]]
   budgets: Sequence[int]
   log_probs: bool
-  asked: Asked
+  request: Request
   objective: float | None
 
   @property
   def is_chat(self) -> bool:
     """True for a conversation."""
-    return isinstance(self.request, Chat)
+    return isinstance(self.body, Chat)
 
 
 class StreamOptions(BaseModel):
@@ -111,7 +111,7 @@ class StreamOptions(BaseModel):
   continuous_usage_stats: bool | None = None
 
 
-class Request(Settings):
+class Body(Settings):
   """Fields that completions and conversations share."""
 
   model: str | None = None
@@ -129,11 +129,11 @@ class Request(Settings):
 _Ids = list[Annotated[int, Field(ge=0)]]
 
 
-class Completion(Request):
+class Completion(Body):
   """A request for completions; `logprobs` is the number of top tokens."""
 
   prompt: _Ids | list[str | _Ids] | str
-  logprobs: Annotated[int, Field(ge=0, le=MOST_SCORED)] | bool = False
+  logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_SCORED)] | bool = False
 
   def encoded(self, tokenizer: Tokenizer) -> list[list[int]]:
     """Token ids of every prompt."""
@@ -169,13 +169,13 @@ class Message(BaseModel):
     return {"role": role, "content": content}
 
 
-class Chat(Request):
+class Chat(Body):
   """A request for an answer to a conversation."""
 
   messages: list[Message] = Field(min_length=1)
   echo: Literal[False] = False
   logprobs: bool = False
-  top_logprobs: int = Field(0, ge=0, le=MOST_LIKELIEST)
+  top_logprobs: int = Field(0, ge=0, le=MAX_TOP)
 
   @field_validator("top_logprobs")
   @classmethod
@@ -193,33 +193,33 @@ class Chat(Request):
 
 
 def read(
-  body: bytes, *, is_chat: bool, tokenizer: Tokenizer, defaults: Defaults
-) -> Ask:
+  data: bytes, *, is_chat: bool, tokenizer: Tokenizer, defaults: Defaults
+) -> Call:
   """Parses and checks the body of a request."""
-  request = _parsed(body, Chat if is_chat else Completion)
-  if request.model not in (None, defaults.model):
-    message = f"there is no model {request.model!r}, only {defaults.model!r}"
+  body = _parsed(data, Chat if is_chat else Completion)
+  if body.model not in (None, defaults.model):
+    message = f"there is no model {body.model!r}, only {defaults.model!r}"
     raise RefusalError(message, "model", "model_not_found", status=404)
-  prompts = [tuple(ids) for ids in request.encoded(tokenizer)]
-  if (count := request.n * len(prompts)) > defaults.most:
+  prompts = [tuple(ids) for ids in body.encoded(tokenizer)]
+  if (count := body.n * len(prompts)) > defaults.most:
     raise _refused("n", f"at most {defaults.most} completions, got {count}")
-  budgets = [_budget(request, prompt, defaults) for prompt in prompts]
+  budgets = [_budget(body, prompt, defaults) for prompt in prompts]
   try:
-    given = request.given(vocab_size=defaults.vocab_size)
+    given = body.given(vocab_size=defaults.vocab_size)
   except ValueError as error:
     name, _, reason = str(error).partition(": ")
     raise _refused(name, reason) from None
-  log_probs = request.logprobs is not False
-  scored = request.echo and (log_probs or not all(budgets))
+  log_probs = body.logprobs is not False
+  scored = body.echo and (log_probs or not all(budgets))
   if scored and not defaults.scores:
     raise _refused("echo", "prompts are not scored on a mesh: leave it out")
-  likeliest = request.top_logprobs if is_chat else request.logprobs
-  return Ask(
-    request=request,
+  likeliest = body.top_logprobs if is_chat else body.logprobs
+  return Call(
+    body=body,
     prompts=prompts,
     budgets=budgets,
     log_probs=log_probs,
-    asked=Asked(
+    request=Request(
       token_ids=prompts[0],
       max_new_tokens=budgets[0],
       ignore_stop=given.pop("ignore_eos", False),
@@ -227,7 +227,7 @@ def read(
       num_likeliest=0 if likeliest is True else int(likeliest),
       **{"seed": secrets.randbits(32), **defaults.warp, **given},
     ),
-    objective=_objective(request, defaults),
+    objective=_objective(body, defaults),
   )
 
 
@@ -235,10 +235,10 @@ def _refused(name: str, reason: str, code: str | None = None) -> RefusalError:
   return RefusalError(f"{name}: {reason}", name, code)
 
 
-def _parsed(body: bytes, model: type[Request]) -> Any:
+def _parsed(data: bytes, model: type[Body]) -> Any:
   """Parses a body; null fields count as missing."""
   try:
-    record = pydantic_core.from_json(body, allow_inf_nan=False)
+    record = pydantic_core.from_json(data, allow_inf_nan=False)
   except ValueError as error:
     raise RefusalError(f"the body is not JSON: {error}") from None
   if not isinstance(record, dict):
@@ -257,9 +257,9 @@ def _parsed(body: bytes, model: type[Request]) -> Any:
     raise _refused(field.partition(".")[0], reason) from None
 
 
-def _budget(request: Any, prompt: Sequence[int], defaults: Defaults) -> int:
+def _budget(body: Any, prompt: Sequence[int], defaults: Defaults) -> int:
   """Maximum new tokens of a prompt, by default limited to what fits."""
-  kind = "messages" if isinstance(request, Chat) else "prompt"
+  kind = "messages" if isinstance(body, Chat) else "prompt"
   if not prompt:
     raise _refused(kind, "the prompt is empty")
   if max(prompt) >= defaults.vocab_size:
@@ -270,12 +270,12 @@ def _budget(request: Any, prompt: Sequence[int], defaults: Defaults) -> int:
       f"{defaults.longest_prompt} (--max_prompt)", defaults, kind,
     )  # fmt: skip
   room = defaults.max_length - len(prompt)
-  budget = request.max_completion_tokens
-  budget = request.max_tokens if budget is None else budget
+  budget = body.max_completion_tokens
+  budget = body.max_tokens if budget is None else budget
   if budget is None:
     is_chat = kind == "messages"
     return min(defaults.max_new_tokens if is_chat else _COMPLETION_TOKENS, room)
-  if budget == 0 and not request.echo:
+  if budget == 0 and not body.echo:
     raise _refused("max_tokens", "it is 0, and nothing is echoed")
   if budget > room:
     raise _too_long(
@@ -294,13 +294,13 @@ def _too_long(what: str, defaults: Defaults, name: str) -> RefusalError:
   )  # fmt: skip
 
 
-def _objective(request: Request, defaults: Defaults) -> float | None:
+def _objective(body: Body, defaults: Defaults) -> float | None:
   """The objective in seconds per token, or None."""
-  if request.slo_ms_per_token is None:
+  if body.slo_ms_per_token is None:
     return None
   if not defaults.has_objectives:
     raise _refused(
       "slo_ms_per_token", "this server keeps no objectives: start it with "
       "--depth_policy=objectives", "unsupported_parameter",
     )  # fmt: skip
-  return request.slo_ms_per_token / 1000
+  return body.slo_ms_per_token / 1000

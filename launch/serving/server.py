@@ -44,14 +44,14 @@ def make_slots(
   share_prefixes: bool = True,
   depth_policy: str = "whole",
   rows: str = "all",
-  say: Callable[[str], None] = lambda text: None,
+  log: Callable[[str], None] = lambda text: None,
 ) -> Slots:
   """Makes the slots of a pair, with programs for the first request.
 
   On a mesh all programs are compiled, since its processes must have the same
   ones. `depth_policy` is one of `POLICIES`; ValueError if the draft has no
   shallower forms. `rows`, "all" or "running", is what rounds compute;
-  ValueError for "running" on a mesh. `say` reports progress.
+  ValueError for "running" on a mesh. `log` reports progress.
   """
   models = pair.assemble(config, loaded)
   if rows == "running" and models.mesh is not None:
@@ -73,11 +73,11 @@ def make_slots(
     mesh=models.mesh,
     cache_specs=models.layout and models.layout.cache_specs(),
   )
-  slots.compile(lambda what: say(f"compiling {what}"))
+  slots.compile(lambda what: log(f"compiling {what}"))
   if models.mesh is not None:
-    slots.compile_rest(lambda what: say(f"compiling {what}"))
+    slots.compile_rest(lambda what: log(f"compiling {what}"))
   if processes.several():  # compiles the broadcast on all processes
-    _broadcast(slots, _nothing(slots))
+    _broadcast(slots, _no_orders(slots))
   return slots
 
 
@@ -103,11 +103,11 @@ def _shallower(config, loaded, models) -> dict[int, Decoder]:
 
 
 @contextlib.contextmanager
-def compiling_rest(slots: Slots, say: Callable[[str], None]):
+def compiling_rest(slots: Slots, log: Callable[[str], None]):
   """Compiles the missing programs in the background of this context."""
   stop = threading.Event()
   compile_rest = lambda: slots.compile_rest(
-    lambda what: say(f"compiling in the background: {what}"), stop
+    lambda what: log(f"compiling in the background: {what}"), stop
   )
   thread = threading.Thread(target=compile_rest, name="compilation")
   thread.start()
@@ -121,7 +121,7 @@ def compiling_rest(slots: Slots, say: Callable[[str], None]):
 # ---------------------------------------------------------- several processes
 
 
-def leading(slots: Slots) -> Callable[[Control], Report]:
+def on_all_processes(slots: Slots) -> Callable[[Control], Report]:
   """`slots.iterate` on all processes at once."""
   if not processes.several():
     return slots.iterate
@@ -135,13 +135,13 @@ def leading(slots: Slots) -> Callable[[Control], Report]:
 
 def follow(slots: Slots) -> None:
   """Follows the leader's iterations until its last."""
-  control = _nothing(slots)
+  control = _no_orders(slots)
   while not control.is_last:
     control = _broadcast(slots, control)
     slots.iterate(control)
 
 
-def _nothing(slots: Slots) -> Control:
+def _no_orders(slots: Slots) -> Control:
   return Control(depth=slots.depth, rounds=0)
 
 
@@ -186,8 +186,8 @@ def make_service(
       objectives.POLICIES[depth_policy], slots.depths, pace.seconds_of_round
     )
   scheduler = Scheduler(
-    slots, leading(slots), queue_length=queue, metrics=metrics,
-    pace=pace, choose_depth=controller, keeps_in_touch=processes.several(),
+    slots, on_all_processes(slots), queue_length=queue, metrics=metrics,
+    pace=pace, choose_depth=controller, heartbeat=processes.several(),
   )  # fmt: skip
   warp = ("temperature", "top_k", "top_p", "min_p")
   defaults = Defaults(
@@ -219,7 +219,7 @@ def make_server(service: Service) -> uvicorn.Server:
   return uvicorn.Server(config)
 
 
-def listening(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
   """Binds a socket without listening yet; port 0 picks a free one."""
   bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
   try:
@@ -233,7 +233,7 @@ def listening(host: str, port: int) -> socket.socket:
 
 def run(
   service: Service,
-  where: socket.socket,
+  listener: socket.socket,
   *,
   drain_seconds: float,
   ready: Callable[[], None] = lambda: None,
@@ -249,9 +249,9 @@ def run(
   server, scheduler = make_server(service), service.scheduler
   # Outside the main thread, uvicorn does not handle signals.
   thread = threading.Thread(
-    target=server.run, kwargs={"sockets": [where]}, daemon=True
+    target=server.run, kwargs={"sockets": [listener]}, daemon=True
   )
-  where.listen(1024)  # clients may connect as soon as `ready` reports it
+  listener.listen(1024)  # clients may connect as soon as `ready` reports it
   thread.start()
   ready()
   while scheduler.is_alive() and thread.is_alive() and not signals:

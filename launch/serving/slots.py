@@ -28,7 +28,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from launch.serving import programs
-from launch.serving.control import MOST_LIKELIEST, Asked, Control, Pace, Report
+from launch.serving.control import MAX_TOP, Control, Pace, Report, Request
 from launch.serving.prefixes import Texts
 from specjax import random
 from specjax.decode import Decoder
@@ -41,12 +41,12 @@ from specjax.types import Params
 _SMALLEST = 8  # smallest width that prompts are padded to
 _FIRST = 32  # largest width compiled before the first request
 _WIDEST = 256  # tokens prefilled at once
-_FEW = (1, 2, 4, 8)  # rows of a program
+_COUNTS = (1, 2, 4, 8)  # rows of a program
 
-_NOBODY = Asked(
+_EMPTY = Request(
   token_ids=(0,), seed=0, max_new_tokens=0, temperature=1.0, ignore_stop=True
 )
-_SILENT = lambda text: None
+_NO_LOG = lambda text: None
 
 
 def widths_to(longest: int) -> tuple[int, ...]:
@@ -70,7 +70,7 @@ class Slots:
     depth: G, the maximum draft length.
     depths: all draft lengths, ascending.
     max_rounds: of one iteration.
-    scores: whether prompts can be scored (`Asked.scored`); not on a mesh.
+    scores: whether prompts can be scored (`Request.scored`); not on a mesh.
     texts: the texts in the rows' caches.
   """
 
@@ -108,9 +108,9 @@ class Slots:
     self.max_length, self.max_rounds = max_length, max_rounds
     self.depths = tuple(sorted(decoders))
     self.depth = self.depths[-1]
-    whole = decoders[self.depth]
+    full = decoders[self.depth]
     recorded = dict(
-      with_log_probs=True, num_likeliest=min(MOST_LIKELIEST, whole.vocab_size)
+      with_log_probs=True, num_likeliest=min(MAX_TOP, full.vocab_size)
     )
     self._decoders = {
       depth: replace(one, **recorded)
@@ -121,20 +121,20 @@ class Slots:
     self._params, self._stop_tokens = params, tuple(stop_tokens)
     self._mesh, self._cache_specs = mesh, cache_specs
     self._window = max_rounds * (self.depth + 1)
-    fewer = [rows for rows in _FEW if by_running and rows < num_slots]
+    fewer = [rows for rows in _COUNTS if by_running and rows < num_slots]
     self._counts = [num_slots, *fewer]  # rows of programs
     self.texts = Texts(
       num_slots, max_length, 1 if mesh is None else mesh.shape["data"],
       share=share_prefixes,
-      whole=whole.target.has_states or whole.drafter.has_states,
+      only_whole=full.target.has_states or full.drafter.has_states,
     )  # fmt: skip
     self.scores = mesh is None
     self._score = programs.Scorer(
-      whole.target, params, vocab_size=whole.vocab_size, longest=longest,
+      full.target, params, vocab_size=full.vocab_size, longest=longest,
       width=widths[-1],
     )  # fmt: skip
     # Rows whose prompts are being prefilled, in order of arrival.
-    self._reading: dict[int, Asked] = {}
+    self._queue: dict[int, Request] = {}
     self._running = np.zeros(num_slots, bool)
     # Rows that need top log-probabilities once they decode.
     self._wanted = np.zeros(num_slots, bool)
@@ -144,34 +144,34 @@ class Slots:
     self._admit: dict[int, dict[int | None, Any]] = {}
     self._state: Any = None
     self._compiled: Any = None  # what further programs need
-    self._fed = num_slots * whole.drafter.tree.num_fed
+    self._fed = num_slots * full.drafter.tree.num_fed
     self._first_round = 1.0
 
   # -------------------------------------------------------------- compilation
 
-  def compile(self, say: Callable[[str], None] = _SILENT) -> None:
+  def compile(self, log: Callable[[str], None] = _NO_LOG) -> None:
     """Compiles the programs for the first request, and runs them once."""
     decoder, rows = self._decoders[self.depth], range(self.num_slots)
     init = functools.partial(
       decoder.init, buffer_length=self.max_length, stop_tokens=self._stop_tokens
     )
-    say(f"rounds of {self.num_slots} slots, drafts of {self.depth}")
-    nobody, options = self._nobody()
+    log(f"rounds of {self.num_slots} slots, drafts of {self.depth}")
+    empty, options = self._empty_rows()
     with self._on_mesh():
       self._compiled = compilation.compile_both(
         decoder,
         init,
-        (self._params, *nobody),
+        (self._params, *empty),
         options,
         cache_specs=self._cache_specs,
         loop=functools.partial(programs.rounds, decoder, self._window),
         more=self._orders(),
       )
     self._rounds[self.depth, self.num_slots] = {None: self._compiled.loop}
-    self._state = self._compiled.prefill(self._params, *nobody, **options)
+    self._state = self._compiled.prefill(self._params, *empty, **options)
     first = max((w for w in self.widths if w <= _FIRST), default=self.widths[0])
-    self._compile_width(first, say)
-    busy = replace(_NOBODY, max_new_tokens=self.max_length - 1)
+    self._compile_width(first, log)
+    busy = replace(_EMPTY, max_new_tokens=self.max_length - 1)
     all_rows = [(row, busy) for row in rows]
     self.iterate(Control(admissions=all_rows, depth=self.depth, rounds=1))
     report = self.iterate(Control(depth=self.depth, rounds=1))
@@ -181,23 +181,23 @@ class Slots:
 
   def compile_rest(
     self,
-    say: Callable[[str], None] = _SILENT,
+    log: Callable[[str], None] = _NO_LOG,
     stop: threading.Event | None = None,
   ) -> None:
     """Compiles all other programs except for scoring; from any thread."""
     keys = [(depth, rows) for rows in self._counts for depth in self.depths]
-    for slots in self._sizes():
-      works: list[tuple[Any, dict, Any]] = [
+    for slots in self._slot_counts():
+      jobs: list[tuple[Any, dict, Any]] = [
         *((self._compile_width, self._admit, width) for width in self.widths),
         *((self._compile_rounds, self._rounds, key) for key in keys),
       ]
-      for work, made, one in works:
+      for job, made, one in jobs:
         if stop is not None and stop.is_set():
           return
         if slots not in made.get(one, ()):
-          work(one, say, slots)
+          job(one, log, slots)
 
-  def _sizes(self) -> list[int | None]:
+  def _slot_counts(self) -> list[int | None]:
     """Numbers of slots that programs read; None means all."""
     if not sized.reads_fixed_slots(self._params):
       return [None]
@@ -205,24 +205,24 @@ class Slots:
     return [*dict.fromkeys([None, *map(self._slots_for, texts)])]
 
   def _slots_for(self, text: int) -> int | None:
-    whole = self._decoders[self.depth]
-    return whole.slots_for(self._compiled.state, text)
+    full = self._decoders[self.depth]
+    return full.slots_for(self._compiled.state, text)
 
-  def _compile_width(self, width: int, say, slots: int | None = None) -> None:
-    say(f"prompts of up to {width} tokens")
+  def _compile_width(self, width: int, log, slots: int | None = None) -> None:
+    log(f"prompts of up to {width} tokens")
     make = functools.partial(programs.admit, self._decoders[self.depth])
-    more = (self._request(width),)
+    more = (self._values(width),)
     self._compile(self._admit, width, make, more, slots, reports=False)
 
   def _compile_rounds(
-    self, key: tuple[int, int], say, slots: int | None = None
+    self, key: tuple[int, int], log, slots: int | None = None
   ) -> None:
     depth, rows = key
-    say(f"rounds of {rows} slots, drafts of {depth}")
+    log(f"rounds of {rows} slots, drafts of {depth}")
     make = functools.partial(
       programs.rounds, self._decoders[depth], self._window
     )
-    more = (*self._orders(), *self._chosen(rows))
+    more = (*self._orders(), *self._rows_for(rows))
     self._compile(self._rounds, key, make, more, slots, reports=True)
 
   def _compile(self, made: dict, key, make, more, slots, *, reports: bool):
@@ -233,7 +233,7 @@ class Slots:
       )  # fmt: skip
     made[key] = {**made.get(key, {}), slots: program}  # atomic for readers
 
-  def _least(self, made: dict[int | None, Any], text: int) -> Any:
+  def _smallest(self, made: dict[int | None, Any], text: int) -> Any:
     """The program that reads the fewest slots sufficient for a text."""
     if len(made) == 1:
       return made[None]
@@ -254,31 +254,31 @@ class Slots:
     for row in control.ended:
       self._begin(row, None)
     scores = {}
-    for row, asked in control.admissions:
-      if asked.scored:
-        scores[row] = self._score(asked.token_ids)
-      self._begin(row, asked)
-    over = [row for row in scores if row not in self._reading]
+    for row, request in control.admissions:
+      if request.scored:
+        scores[row] = self._score(request.token_ids)
+      self._begin(row, request)
+    over = [row for row in scores if row not in self._queue]
     start = time.perf_counter()
     widths: list[int] = []
     if not self._running.any():  # no row waits for its next tokens
       most = self.widths[-1] * max(1, len(control.admissions))
-      widths = self._read({width: width / most for width in self.widths})
+      widths = self._prefill({width: width / most for width in self.widths})
     elif control.shares:
-      widths = self._read(control.shares)
-    silent = np.isin(np.arange(self.num_slots), [*self._reading, *over])
+      widths = self._prefill(control.shares)
+    idle = np.isin(np.arange(self.num_slots), [*self._queue, *over])
     depth = min(d for d, _ in list(self._rounds) if d >= control.depth)
     # A row without prefill so far may still be running an ended text.
-    arrays = self._make_rounds(
+    arrays = self._decode(
       depth,
-      ended=[*control.ended, *np.flatnonzero(silent)],
-      rounds=min(control.rounds, 1) if self._reading else control.rounds,
+      ended=[*control.ended, *np.flatnonzero(idle)],
+      rounds=min(control.rounds, 1) if self._queue else control.rounds,
     )
     arrays["rounds"] = int(arrays["rounds"])
     running = arrays["reason"] == StopReason.RUNNING
     for name in ("num_drafts", "num_drafted", "accept_counts"):
-      arrays[name][silent] = 0  # those of the request before
-    arrays["reason"][silent] = StopReason.RUNNING
+      arrays[name][idle] = 0  # those of the request before
+    arrays["reason"][idle] = StopReason.RUNNING
     for row in over:
       broken = np.isnan(scores[row].log_probs).any()
       arrays["reason"][row] = (
@@ -292,21 +292,21 @@ class Slots:
       depth=depth,
       seconds=time.perf_counter() - start,
     )
-    self.texts.hear(report, self._running)
+    self.texts.extend(report, self._running)
     self._running = running
     return report
 
-  def _begin(self, row: int, asked: Asked | None) -> None:
+  def _begin(self, row: int, request: Request | None) -> None:
     """Queues a row's prompt for prefill, or removes it."""
-    self._reading.pop(row, None)
+    self._queue.pop(row, None)
     self._running[row] = False
-    if asked is not None:
-      self._wanted[row] = asked.num_likeliest > 0
+    if request is not None:
+      self._wanted[row] = request.num_likeliest > 0
       self.texts.begin(row)
-      if asked.max_new_tokens:
-        self._reading[row] = asked
+      if request.max_new_tokens:
+        self._queue[row] = request
 
-  def _read(self, shares: Mapping[int, float]) -> list[int]:
+  def _prefill(self, shares: Mapping[int, float]) -> list[int]:
     """Prefills prompts in order, by passes within the budget, at least one.
 
     Returns the widths of the passes.
@@ -314,42 +314,42 @@ class Slots:
     widths = sorted(self._admit)
     share = lambda width: shares.get(width, 2.0)
     spent, made = 0.0, []
-    while self._reading:
+    while self._queue:
       fits = [width for width in widths if spent + share(width) <= 1]
       if made and not fits:
         break
-      made.append(self._read_on(max(fits, default=widths[0])))
+      made.append(self._prefill_next(max(fits, default=widths[0])))
       spent += share(made[-1])
     return made
 
-  def _read_on(self, most: int) -> int:
+  def _prefill_next(self, most: int) -> int:
     """Prefills up to `most` tokens of the first prompt; returns the width."""
-    row, asked = next(iter(self._reading.items()))
-    source, keep = self.texts.source(row, asked)
-    new = asked.token_ids[keep : keep + most]
-    is_last = keep + len(new) == len(asked.token_ids)
+    row, request = next(iter(self._queue.items()))
+    source, keep = self.texts.source(row, request)
+    new = request.token_ids[keep : keep + most]
+    is_last = keep + len(new) == len(request.token_ids)
     width = min(w for w in list(self._admit) if w >= len(new))
-    admit = self._least(self._admit[width], keep + len(new))
+    admit = self._smallest(self._admit[width], keep + len(new))
     self._state = admit(
       self._params,
       self._state,
-      self._request(
-        width, asked, row=row, source=source, keep=keep, new=new,
-        budget=asked.max_new_tokens if is_last else 0,
+      self._values(
+        width, request, row=row, source=source, keep=keep, new=new,
+        budget=request.max_new_tokens if is_last else 0,
       ),
     )  # fmt: skip
-    self.texts.read(row, asked, keep + len(new))
+    self.texts.record(row, request, keep + len(new))
     if is_last:
-      del self._reading[row]
+      del self._queue[row]
       self._running[row] = True
     return width
 
-  def _make_rounds(self, depth: int, **orders) -> dict[str, Any]:
+  def _decode(self, depth: int, **orders) -> dict[str, Any]:
     longest, count = self.texts.longest(self._running), self._running.sum()
     made = [rows for d, rows in list(self._rounds) if d == depth]
     rows = min(rows for rows in made if rows >= count)
-    self._state, arrays = self._least(self._rounds[depth, rows], longest)(
-      self._params, self._state, *self._orders(**orders), *self._chosen(rows)
+    self._state, arrays = self._smallest(self._rounds[depth, rows], longest)(
+      self._params, self._state, *self._orders(**orders), *self._rows_for(rows)
     )
     if not (self._wanted & self._running).any():
       arrays["likeliest"] = None  # not copied to the host
@@ -357,12 +357,12 @@ class Slots:
 
   # ------------------------------------------------- arguments of the programs
 
-  def _nobody(self):
+  def _empty_rows(self):
     """Rows with one token that end at once."""
     ones = np.ones(self.num_slots, np.int32)
     seeds = jnp.zeros(self.num_slots, jnp.uint32)
     args = (ones[:, None] * 0, ones, random.seeded_keys(seeds, seeds))
-    sampling = programs.sampling([_NOBODY] * self.num_slots)
+    sampling = programs.sampling([_EMPTY] * self.num_slots)
     options = dict(max_new_tokens=ones * 0, sampling=sampling)
     return everywhere(self._mesh, (args, options))
 
@@ -371,28 +371,28 @@ class Slots:
     most = np.int32(min(rounds, self.max_rounds))
     return everywhere(self._mesh, (rows, most, self._wanted.copy()))
 
-  def _chosen(self, rows: int) -> tuple[np.ndarray, ...]:
+  def _rows_for(self, rows: int) -> tuple[np.ndarray, ...]:
     """Running rows, and others up to `rows`; nothing for all."""
     if rows == self.num_slots:
       return ()
     return (np.argsort(~self._running, kind="stable")[:rows].astype(np.int32),)
 
-  def _request(
-    self, width: int, asked: Asked = _NOBODY, *, row=0, source=0, keep=0,
+  def _values(
+    self, width: int, request: Request = _EMPTY, *, row=0, source=0, keep=0,
     new=(0,), budget=0,
   ):  # fmt: skip
     tokens = np.zeros(width, np.int32)
     tokens[: len(new)] = new
-    request = {
+    values = {
       "row": np.int32(row),
       "source": np.int32(source),
       "keep": np.int32(keep),
       "tokens": tokens,
       "length": np.int32(len(new)),
-      "seed": np.array([asked.seed], np.uint32),
-      "stream": np.array([asked.stream], np.uint32),
+      "seed": np.array([request.seed], np.uint32),
+      "stream": np.array([request.stream], np.uint32),
       "budget": np.int32(budget),
-      "ignore_stop": np.bool_(asked.ignore_stop),
-      "sampling": programs.sampling([asked]),
+      "ignore_stop": np.bool_(request.ignore_stop),
+      "sampling": programs.sampling([request]),
     }
-    return everywhere(self._mesh, request)
+    return everywhere(self._mesh, values)

@@ -15,7 +15,7 @@ import specjax
 from launch.serving import http, schemas
 from launch.serving import server as server_lib
 from launch.serving import slots as slots_lib
-from launch.serving.control import Asked
+from launch.serving.control import Request
 from launch.serving.metrics import Metrics
 from launch.serving.scheduler import Scheduler, Ticket
 from models import tokenizers
@@ -53,7 +53,7 @@ class Heard:
 
   def __init__(self, asked, **more):
     self.news, self.over = [], threading.Event()
-    self.ticket = Ticket(asked=asked, deliver=self.hear, **more)
+    self.ticket = Ticket(request=asked, deliver=self.hear, **more)
 
   def hear(self, news):
     self.news.append(news)
@@ -77,7 +77,7 @@ def requests(count, *, vocab, seed=0, longest=16, budget=24):
   """Prompts of many lengths, each with a warp, a seed and a budget."""
   rng = np.random.default_rng(seed)
   return [
-    Asked(
+    Request(
       token_ids=tuple(
         rng.integers(0, vocab, rng.integers(1, longest + 1)).tolist()
       ),
@@ -188,7 +188,7 @@ def http_service(slots, iterate=None, *, limits=None, **more):
     defaults=defaults_of(scores=slots.scores), **(limits or {}),
   )  # fmt: skip
   scheduler.start()
-  where = server_lib.listening("127.0.0.1", 0)
+  where = server_lib.bind("127.0.0.1", 0)
   port = where.getsockname()[1]
   server = server_lib.make_server(service)
   thread = threading.Thread(target=lambda: server.run(sockets=[where]))
@@ -210,7 +210,7 @@ def expected_tokens(prompt, *, stream=0, stop_tokens=None, **settings):
   if isinstance(prompt, str):
     prompt = tokenizer().encode(prompt)
   settings = dict(seed=0, max_tokens=16, temperature=0.0) | settings
-  asked = Asked(
+  asked = Request(
     token_ids=tuple(prompt),
     stream=stream,
     max_new_tokens=settings.pop("max_tokens"),

@@ -222,8 +222,8 @@ def test_a_prompt_that_is_told_is_scored(client, tokens):
     for place in range(1, len(text)):
       logits = toys.context_logits(params.target, text[:place])
       laws = logits - np.log(np.exp(logits.astype(np.float64)).sum())
-      told = laws[text[place]]
-      assert actual.token_logprobs[place] == pytest.approx(told, abs=1e-4)
+      expected = laws[text[place]]
+      assert actual.token_logprobs[place] == pytest.approx(expected, abs=1e-4)
       best = max(actual.top_logprobs[place].values())
       assert best == pytest.approx(laws.max(), abs=1e-4)
   chunks = list(complete(client, prompts[0], stream=True, **settings))
@@ -242,17 +242,17 @@ def test_conversations(client):
   assert served.tokenizer().eos_token_id not in ids  # no forgery
   settings = dict(max_tokens=20, temperature=1.0, seed=4)
   text = served.expected_text(ids, **settings)
-  ask = lambda **more: client.chat.completions.create(
+  post = lambda **more: client.chat.completions.create(
     model="toy", messages=MESSAGES, temperature=1.0, seed=4, **more
   )
-  answer = ask(max_completion_tokens=20, logprobs=True)
+  answer = post(max_completion_tokens=20, logprobs=True)
   (choice,) = answer.choices
   assert answer.object == "chat.completion"
   assert (choice.message.role, choice.message.content) == ("assistant", text)
   assert len(choice.logprobs.content) == answer.usage.completion_tokens
   assert answer.usage.prompt_tokens == len(ids)
   chunks = list(
-    ask(max_tokens=20, stream=True, stream_options={"include_usage": True})
+    post(max_tokens=20, stream=True, stream_options={"include_usage": True})
   )
   assert chunks[0].choices[0].delta.role == "assistant"
   assert all(c.choices[0].delta.role is None for c in chunks[1:-1])

@@ -159,10 +159,10 @@ def test_other_hosts_and_tokens_are_refused(text_slots):
   limits = dict(hosts=("localhost", "[::1]"), token="a secret")
   with served.http_service(text_slots, limits=limits) as (_, address):
 
-    def ask(host="localhost:8000", token="a secret"):
+    def post(host="localhost:8000", token="a secret"):
       models = dict(path="/v1/models", host=host, token=token)
       return answer_of(address, {}, **models)[0]
 
-    assert [ask(), ask("[::1]:8000")] == [200, 200]
-    assert ask("evil.example") == ask("localhost.evil.example") == 400
-    assert [ask(token=x) for x in ("", "a secre", "a secret!")] == 3 * [401]
+    assert [post(), post("[::1]:8000")] == [200, 200]
+    assert post("evil.example") == post("localhost.evil.example") == 400
+    assert [post(token=x) for x in ("", "a secre", "a secret!")] == 3 * [401]

@@ -66,8 +66,8 @@ def test_smartspec_for_comparison():
 
 
 def ticket(**more):
-  asked = served.requests(1, vocab=5)[0]
-  return Ticket(asked=asked, deliver=lambda news: None, **more)
+  request = served.requests(1, vocab=5)[0]
+  return Ticket(request=request, deliver=lambda news: None, **more)
 
 
 SECONDS = {0: 1.0, 1: 1.3, 2: 1.6, 4: 2.2}
@@ -108,7 +108,7 @@ def test_what_is_waited_for_leaves_less_for_the_rest():
     for seconds, tokens in ((6, 4), (15, 4), (17, 10))
   ]
   for one in rows:
-    one.asked = dataclasses.replace(one.asked, max_new_tokens=10)
+    one.request = dataclasses.replace(one.request, max_new_tokens=10)
   controller = controller_of(policy)
   assert controller([ticket(objective=2.0), *rows, ticket()], [], 4) == 0
   assert heard == [[2.0, 2.0, 0.5, 3.0, None]]

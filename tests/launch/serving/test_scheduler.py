@@ -13,14 +13,14 @@ import served
 
 import specjax
 from launch.prompts import MOST_BIASES, MOST_STOP_IDS
-from launch.serving.control import Asked, Control, most_bytes
+from launch.serving.control import Control, Request, most_bytes
 from launch.serving.scheduler import Finish, rounds_of_iteration
 from specjax.state import Origin
 
 DECODER = decoding.make("model", "token")
 ASKED = served.requests(24, vocab=decoding.VOCAB)
 # Its forty tokens hold no stop token.
-LONG = Asked(token_ids=(1, 2), seed=0, max_new_tokens=40, temperature=1.0)
+LONG = Request(token_ids=(1, 2), seed=0, max_new_tokens=40, temperature=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def slots():
 
 @pytest.fixture(scope="module")
 def expected():
-  return [served.alone(DECODER, asked) for asked in ASKED]
+  return [served.alone(DECODER, request) for request in ASKED]
 
 
 @pytest.fixture
@@ -53,13 +53,13 @@ def value(metrics, name, **labels):
 def test_tokens_are_those_of_generate_at_any_concurrency(running, expected):
   """Greedy ones alone, all 24 at once, and in another order with pauses."""
   scheduler, _ = running
-  greedy = [i for i, asked in enumerate(ASKED) if not asked.temperature]
+  greedy = [i for i, request in enumerate(ASKED) if not request.temperature]
   assert len(greedy) > 4
   for i in greedy:
     heard = served.Heard(ASKED[i])
     scheduler.submit([heard.ticket])
     assert heard.wait().tokens == expected[i]
-  heard = [served.Heard(asked) for asked in ASKED]
+  heard = [served.Heard(request) for request in ASKED]
   scheduler.submit([h.ticket for h in heard])
   assert [h.wait().tokens for h in heard] == expected
   order = random.Random(1).sample(range(len(ASKED)), len(ASKED))
@@ -76,7 +76,7 @@ def test_tokens_are_those_of_generate_at_any_concurrency(running, expected):
 
 def test_what_is_counted(running, expected):
   scheduler, metrics = running
-  heard = [served.Heard(asked) for asked in ASKED]
+  heard = [served.Heard(request) for request in ASKED]
   scheduler.submit([h.ticket for h in heard])
   for h in heard:
     h.wait()
@@ -171,9 +171,9 @@ def test_nan_in_one_row_ends_one_request():
     target=jnp.asarray(broken), draft=decoding.PARAMS.draft
   )
   slots = served.make_slots(DECODER, params, num_slots=2)
-  expected = [served.alone(DECODER, asked, params) for asked in ASKED]
+  expected = [served.alone(DECODER, request, params) for request in ASKED]
   scheduler, metrics = served.make_scheduler(slots)
-  heard = [served.Heard(asked) for asked in ASKED]
+  heard = [served.Heard(request) for request in ASKED]
   scheduler.submit([h.ticket for h in heard])
   scheduler.start()
   assert [h.wait().tokens for h in heard] == expected
@@ -199,13 +199,13 @@ def test_rounds_by_load(free, waiting, rounds, expected):
 def test_a_control_is_what_is_decoded_from_its_array():
   """The longest that there may be fits."""
   most = 2**31 - 1
-  asked = dataclasses.replace(
+  request = dataclasses.replace(
     ASKED[1], token_ids=(most,) * 16, seed=2**32 - 1, temperature=1 / 3,
     logit_bias=((most, -1.2345678901234567e-100),) * MOST_BIASES,
     stop_token_ids=(most,) * MOST_STOP_IDS,
   )  # fmt: skip
   control = Control(
-    admissions=[(row, asked) for row in (2, 0, 1)], ended=[1], depth=3,
+    admissions=[(row, request) for row in (2, 0, 1)], ended=[1], depth=3,
     rounds=4, shares={8: 1 / 3, 16: 0.5}, is_last=True,
   )  # fmt: skip
   array = control.encode(most_bytes(3, 16))

@@ -7,7 +7,7 @@ import pytest
 import served
 
 from launch.serving import schemas
-from launch.serving.control import Asked
+from launch.serving.control import Request
 from launch.serving.schemas import RefusalError
 
 DEFAULTS = served.defaults_of()
@@ -78,7 +78,7 @@ NOTHING = dict(
 
 
 @pytest.mark.parametrize(
-  "settings, asked",
+  "settings, changes",
   [
     (NOTHING, {}),
     ({"top_k": -1}, {"top_k": 0}),
@@ -98,13 +98,13 @@ NOTHING = dict(
   ],
   ids=str,
 )
-def test_what_clients_send_is_done_as_they_mean_it(settings, asked):
-  actual = read({"prompt": "x", "seed": 5} | settings).asked
-  expected = Asked(
+def test_what_clients_send_is_done_as_they_mean_it(settings, changes):
+  actual = read({"prompt": "x", "seed": 5} | settings).request
+  expected = Request(
     token_ids=tuple(served.tokenizer().encode("x")), max_new_tokens=16,
     temperature=0.0, seed=5,
   )  # fmt: skip
-  assert actual == dataclasses.replace(expected, **asked)
+  assert actual == dataclasses.replace(expected, **changes)
 
 
 def test_conversations_are_read_as_openais_clients_say_them():
@@ -120,7 +120,7 @@ def test_conversations_are_read_as_openais_clients_say_them():
   assert asks[0].prompts == asks[1].prompts
   assert asks[0].budgets == [32]
   some = read({"messages": TALK, "logprobs": True, "top_logprobs": 20})
-  assert (some.log_probs, some.asked.num_likeliest) == (True, 20)
+  assert (some.log_probs, some.request.num_likeliest) == (True, 20)
   assert refused({"messages": TALK, "top_logprobs": 2}).param == "top_logprobs"
 
 

@@ -29,7 +29,7 @@ class Started:
   """A server of one or more processes: its address and its output."""
 
   def __init__(self, processes):
-    self.processes, self.said = processes, [[] for _ in processes]
+    self.processes, self.output = processes, [[] for _ in processes]
     self.address, self._ready = None, threading.Event()
     self._readers = [
       threading.Thread(target=self._read, args=(i,))
@@ -38,11 +38,11 @@ class Started:
     for reader in self._readers:
       reader.start()
     assert self._ready.wait(several.PATIENCE)
-    assert self.address, self.said
+    assert self.address, self.output
 
   def _read(self, number):
     for line in self.processes[number].stderr:
-      self.said[number].append(line)
+      self.output[number].append(line)
       if match := re.search(r"on (http://\S+?)/ ", line):
         self.address = match[1]
         self._ready.set()
@@ -53,9 +53,9 @@ class Started:
     for reader in self._readers:
       reader.join(several.PATIENCE)
     codes = [p.wait(several.PATIENCE) for p in self.processes]
-    return codes, ["".join(lines) for lines in self.said]
+    return codes, ["".join(lines) for lines in self.output]
 
-  def ask(self, body):
+  def post(self, body):
     """Texts of the choices."""
     request = urllib.request.Request(
       f"{self.address}/v1/completions", data=json.dumps(body).encode(),
@@ -80,7 +80,7 @@ def serving(pair, count, *more):
 
 def ask_all(server):
   with futures.ThreadPoolExecutor(len(ASKED)) as pool:
-    return list(pool.map(server.ask, ASKED))
+    return list(pool.map(server.post, ASKED))
 
 
 @pytest.fixture(scope="module")
@@ -88,22 +88,22 @@ def alone(pair):
   """The answers of one process; told to end, it ends well."""
   with serving(pair, 1, "--slots=2", "--distributed=off") as server:
     actual = ask_all(server)
-    again = server.ask(ASKED[1])
+    again = server.post(ASKED[1])
     server.processes[0].send_signal(signal.SIGTERM)
-    codes, said = server.ended()
+    codes, output = server.ended()
   assert again == actual[1]
-  return actual, codes, said
+  return actual, codes, output
 
 
 def test_a_server_that_is_told_to_end_ends_well(alone):
-  actual, codes, said = alone
-  assert codes == [0], said
+  actual, codes, output = alone
+  assert codes == [0], output
   assert len({text for texts in actual for text in texts}) > 4
-  assert "Traceback" not in said[0]
+  assert "Traceback" not in output[0]
 
 
 def test_greedy_answers_are_those_of_decode(alone, cli, tmp_path):
-  greedy = [i for i, asked in enumerate(ASKED) if not asked["temperature"]]
+  greedy = [i for i, request in enumerate(ASKED) if not request["temperature"]]
   prompts = write_jsonl(
     tmp_path / "in.jsonl",
     [{"id": i, "prompt": ASKED[i]["prompt"], "temperature": 0} for i in greedy],
@@ -125,7 +125,7 @@ def test_two_processes_answer_as_one_does(alone, pair):
   with serving(pair, 2, *mesh) as server:
     assert ask_all(server) == alone[0]
     server.processes[0].send_signal(signal.SIGTERM)
-    codes, said = server.ended()
-  assert codes == [0, 0], said
-  assert "serving" in said[0]
-  assert "serving" not in said[1]
+    codes, output = server.ended()
+  assert codes == [0, 0], output
+  assert "serving" in output[0]
+  assert "serving" not in output[1]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import served
 
-from launch.serving.control import Asked, Control
+from launch.serving.control import Control, Request
 from launch.serving.prefixes import Texts
 from launch.serving.slots import Slots
 from specjax.state import StopReason
@@ -21,11 +21,11 @@ def compiled():
     {3: DECODER}, decoding.PARAMS, num_slots=2, widths=(4, 8), longest=30,
     max_length=served.MAX_LENGTH, stop_tokens=(), max_rounds=4,
   )  # fmt: skip
-  said = []
-  actual.compile(said.append)
-  assert len(said) == 2
-  actual.compile_rest(said.append)
-  assert len(said) == len({*said}) == 3
+  output = []
+  actual.compile(output.append)
+  assert len(output) == 2
+  actual.compile_rest(output.append)
+  assert len(output) == len({*output}) == 3
   return actual
 
 
@@ -37,9 +37,9 @@ def slots(compiled):
   compiled.texts.forget([0, 1])
 
 
-def asked(length, *, seed=0, budget=16):
+def make_request(length, *, seed=0, budget=16):
   tokens = np.random.default_rng(seed).integers(0, decoding.VOCAB, length)
-  return Asked(
+  return Request(
     token_ids=tuple(tokens.tolist()), seed=seed, max_new_tokens=budget,
     temperature=1.0,
   )  # fmt: skip
@@ -58,7 +58,7 @@ def iteration(slots, **changes):
 
 def test_a_prompt_in_chunks_is_the_prompt_and_lets_others_go_on(slots):
   """Each iteration reads four tokens of one prompt and makes one round."""
-  short, long = asked(3, seed=1, budget=40), asked(29, seed=2)
+  short, long = make_request(3, seed=1, budget=40), make_request(29, seed=2)
   _, (begun, _) = iteration(slots, admissions=[(0, short)])
   texts, iterations = [begun, []], 0
   report, new = iteration(slots, admissions=[(1, long)])
@@ -82,10 +82,10 @@ def test_a_prompt_in_chunks_is_the_prompt_and_lets_others_go_on(slots):
 
 def test_a_prompt_that_nobody_waits_for_is_read_no_further(slots):
   """And its row is free at once, for another that is read from its start."""
-  iteration(slots, admissions=[(0, asked(28, seed=4))])
+  iteration(slots, admissions=[(0, make_request(28, seed=4))])
   report, _ = iteration(slots, ended=[0])
   assert report.reason[0] != StopReason.RUNNING
-  other = asked(5, seed=5, budget=3)
+  other = make_request(5, seed=5, budget=3)
   _, (text, _) = iteration(slots, admissions=[(0, other)])
   assert text == served.alone(DECODER, other, width=32, stop=())
 
@@ -98,8 +98,8 @@ def test_a_prompt_that_nobody_waits_for_is_read_no_further(slots):
 def test_an_iteration_reads_no_more_than_its_share_while_rows_decode(
   slots, shares, expected
 ):
-  iteration(slots, admissions=[(0, asked(2, seed=51, budget=40))])
-  long = asked(30, seed=52, budget=1)
+  iteration(slots, admissions=[(0, make_request(2, seed=51, budget=40))])
+  long = make_request(30, seed=52, budget=1)
   report, (new, _) = iteration(slots, admissions=[(1, long)], shares=shares)
   iterations = 1  # until its only token
   while report.reason[1] == StopReason.RUNNING:
@@ -118,7 +118,7 @@ def test_greedy_texts_are_the_same_at_any_depth_and_before_all_is_compiled():
     max_length=served.MAX_LENGTH, stop_tokens=(), max_rounds=4,
   )  # fmt: skip
   few.compile()
-  request = dataclasses.replace(asked(30, seed=55), temperature=0.0)
+  request = dataclasses.replace(make_request(30, seed=55), temperature=0.0)
   shallow = dict(depth=1, admissions=[(0, request)])
   text, report = finished(few, 0, **shallow)
   assert (text, report.depth) == (expected(request), 3)
@@ -188,7 +188,7 @@ def expected(request):
 
 def test_a_second_turn_reads_what_is_new_alone(slots):
   """And a row that branches off earlier what is new to it, in another row."""
-  first = asked(20, seed=21, budget=8)
+  first = make_request(20, seed=21, budget=8)
   text, report = finished(slots, 0, first)
   assert report.cached[0] == 0
   second = going_on(first, text)
@@ -207,9 +207,9 @@ def test_a_second_turn_reads_what_is_new_alone(slots):
 
 def test_who_comes_together_reads_in_turn_and_a_common_beginning_once(slots):
   """Each goes on from where the other is; whom the order has first is first."""
-  start = asked(22, seed=23).token_ids
+  start = make_request(22, seed=23).token_ids
   pair = [
-    Asked(
+    Request(
       token_ids=(*start, *more), seed=row, max_new_tokens=4, temperature=1.0
     )
     for row, more in enumerate([(1, 2) * 3, (5, 6, 7)])
@@ -228,8 +228,8 @@ def test_who_comes_together_reads_in_turn_and_a_common_beginning_once(slots):
 @pytest.mark.parametrize("share", [True, False])
 def test_prefixes_are_shared_unless_told(share):
   texts = Texts(2, served.MAX_LENGTH, share=share)
-  request = asked(15, seed=24)
-  texts.read(0, request, 15)
+  request = make_request(15, seed=24)
+  texts.record(0, request, 15)
   texts.begin(1)
   assert texts.source(1, request) == ((0, 14) if share else (1, 0))
   assert texts.cached[1] == (14 if share else 0)
@@ -238,11 +238,11 @@ def test_prefixes_are_shared_unless_told(share):
 def test_a_text_of_no_numbers_begins_no_other(slots):
   """States that a NaN has reached are not copied."""
   texts = Texts(2, served.MAX_LENGTH)
-  request = asked(9, seed=25)
-  texts.read(0, request, 9)
+  request = make_request(9, seed=25)
+  texts.record(0, request, 9)
   report, _ = iteration(slots)
   nan = np.array([StopReason.NAN_LOGITS, StopReason.RUNNING])
-  texts.hear(dataclasses.replace(report, reason=nan), np.zeros(2, bool))
+  texts.extend(dataclasses.replace(report, reason=nan), np.zeros(2, bool))
   texts.begin(1)
   assert texts.source(1, request) == (1, 0)
 
@@ -250,25 +250,25 @@ def test_a_text_of_no_numbers_begins_no_other(slots):
 def test_the_row_that_was_idle_for_longest_is_given_away(slots):
   texts = Texts(3, served.MAX_LENGTH)
   for row in (1, 0, 2):
-    texts.read(row, asked(5, seed=30 + row), 5)
-  assert texts.place([0, 1, 2], asked(5, seed=40)) == 1
-  assert texts.place([0, 2], asked(5, seed=40)) == 0
+    texts.record(row, make_request(5, seed=30 + row), 5)
+  assert texts.place([0, 1, 2], make_request(5, seed=40)) == 1
+  assert texts.place([0, 2], make_request(5, seed=40)) == 0
 
 
 def test_no_text_is_copied_to_other_devices():
   """A prompt is given a row beside the text that it begins as."""
   texts = Texts(4, served.MAX_LENGTH, groups=2)
-  request = asked(20, seed=50)
-  texts.read(3, request, 20)
+  request = make_request(20, seed=50)
+  texts.record(3, request, 20)
   assert texts.place([0, 1, 2], request) == 2
   assert texts.source(2, request) == (3, 19)
   assert texts.source(1, request) == (1, 0)
 
 
 def test_a_text_whose_states_cannot_be_cut_short_is_copied_whole():
-  texts = Texts(2, served.MAX_LENGTH, whole=True)
-  request = asked(20, seed=50)
+  texts = Texts(2, served.MAX_LENGTH, only_whole=True)
+  request = make_request(20, seed=50)
   for length, expected in ((12, (0, 12)), (20, (1, 0))):
-    texts.read(0, request, length)
+    texts.record(0, request, length)
     texts.begin(1)
     assert texts.source(1, request) == expected
