@@ -75,11 +75,11 @@ class Chat:
     self.engine = pair.engine_of(config, self.pair)
     self._room = self.pair.room(config.max_new_tokens)
     self._temperature = config.temperature
-    self._begun = [{"role": "system", "content": system}] if system else []
-    self.messages = self._begun
+    self._initial = [{"role": "system", "content": system}] if system else []
+    self.messages = self._initial
     # Render once, so that a broken template fails now.
     question = {"role": "user", "content": "?"}
-    templates.render(self.pair.tokenizer, [*self._begun, question])
+    templates.render(self.pair.tokenizer, [*self._initial, question])
     self._number = 0  # each conversation has its own random stream
 
   def run(self, line: str) -> bool:
@@ -92,7 +92,7 @@ class Chat:
       case ["/help"]:
         self.note(_COMMANDS)
       case ["/reset"]:
-        self.messages = self._begun
+        self.messages = self._initial
         self._number += 1
         self.note("new conversation")
       case ["/temperature", text]:
@@ -111,12 +111,12 @@ class Chat:
   def answer(self, text: str) -> None:
     """Asks a question, streams the answer, and keeps both."""
     tokenizer = self.pair.tokenizer
-    asked = [*self.messages, {"role": "user", "content": text}]
-    before = templates.encode(tokenizer, asked)
+    messages = [*self.messages, {"role": "user", "content": text}]
+    before = templates.encode(tokenizer, messages)
     if len(before) > self._room:
       raise ValueError(
         f"the conversation would have {len(before)} tokens, but only "
-        f"{self._room} fit beside an answer: /reset begins a new one"
+        f"{self._room} fit with an answer: /reset begins a new one"
       )
     prompt = Prompt(
       stream=self._number, id=0, text="", token_ids=tuple(before),
@@ -142,8 +142,8 @@ class Chat:
       if not self._interactive:
         raise
     self._write(detokenizer.rest() + "\n", Origin.BONUS)
-    said = tokenizer.decode(ids, after=before)
-    self.messages = [*asked, {"role": "assistant", "content": said}]
+    reply = tokenizer.decode(ids, after=before)
+    self.messages = [*messages, {"role": "assistant", "content": reply}]
     self.note(end)
     if end.endswith("NaN"):
       raise ValueError("the model's logits are NaN: the answer ended")

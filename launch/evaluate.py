@@ -135,7 +135,7 @@ def write(path: str, content: dict) -> None:
   """Writes the result, its page and the figure, on the chief only."""
   if not processes.is_chief():
     return
-  text, *figures = beside(path)
+  text, *figures = report_files(path)
   for figure in figures:
     image = io.BytesIO()
     report.save(lambda: explain.figure(content), image)
@@ -144,7 +144,7 @@ def write(path: str, content: dict) -> None:
   results.write_json(path, content)
 
 
-def beside(path: str) -> list[str]:
+def report_files(path: str) -> list[str]:
   """Paths of a result's page and, with --explain, its figure."""
   ends = [".md", *["-throughput.svg"] * _EXPLAIN.value]
   return [os.path.splitext(path)[0] + end for end in ends]
@@ -231,7 +231,7 @@ def run(_) -> int:
   if cli.PROMPTS.value and _QUESTIONS.value:
     raise cli.UserError("give --prompts or --questions, not both")
   output = cli.OUTPUT.value
-  results.check(output, *beside(output))
+  results.check(output, *report_files(output))
   content = evaluate(config)
   if processes.is_chief():
     print(page.over_all(content))

@@ -1,4 +1,4 @@
-"""Output files: written whole or not at all, never overwritten by accident.
+"""Output files: written atomically, never overwritten by accident.
 
 An existing output is rejected without --overwrite, before any work is done.
 With several processes only the chief writes. "-" is stdout.
@@ -59,7 +59,7 @@ def write_json(path: str | pathlib.Path, value: Any) -> None:
   write(path, json.dumps(value, indent=2) + "\n")
 
 
-def beside(path: str | None) -> Any:
+def messages(path: str | None) -> Any:
   """The stream for messages: stderr if stdout has the result."""
   return sys.stderr if path == STDOUT else sys.stdout
 

@@ -25,13 +25,13 @@ class Detokenizer:
     """Starts a text after the tokens `before`."""
     self._tokenizer = tokenizer
     # Tokens of the last returned text, and those after it.
-    self._given = tokenizer.context(before)
-    self._held: list[int] = []
+    self._shown = tokenizer.context(before)
+    self._pending: list[int] = []
     self._ends_in_byte = False
 
   def add(self, token: int) -> str:
     """Takes a token; returns the text that is now final, perhaps empty."""
-    self._held.append(token)
+    self._pending.append(token)
     if token_text.fallback_byte(self._tokenizer, token) is not None:
       self._ends_in_byte = True
     elif not token_text.is_silent(self._tokenizer, token):
@@ -39,16 +39,16 @@ class Detokenizer:
     new = self._new()
     if not new or self._ends_in_byte or new.endswith(_NONE):
       return ""
-    self._given, self._held = self._held, []
+    self._shown, self._pending = self._pending, []
     return new
 
   def rest(self) -> str:
     """The remaining text if no token follows, without partial characters."""
-    return self._new().rstrip(_NONE) if self._held else ""
+    return self._new().rstrip(_NONE) if self._pending else ""
 
   def _new(self) -> str:
-    before = self._tokenizer.decode(self._given)
-    return self._tokenizer.decode([*self._given, *self._held])[len(before) :]
+    before = self._tokenizer.decode(self._shown)
+    return self._tokenizer.decode([*self._shown, *self._pending])[len(before) :]
 
 
 class Reader:

@@ -54,15 +54,15 @@ def tracer(engine: Engine) -> Callable[[Batch], Traced]:
         state = stopping.end_rows(state)
     done = engine_lib.completions(state, len(batch.prompts))
     log_probs, starts = jax.device_get((state.log_probs, state.prompt_length))
-    beside = []
+    traces = []
     for row, completion in enumerate(done):
       rounds = _rounds_of(seen, row, completion)
       warped = [x for one in rounds for x in one["warped_log_probs"]]
       own = _numbers(log_probs[row, starts[row] :][: len(completion.token_ids)])
-      beside.append(
+      traces.append(
         {"log_probs": own, "warped_log_probs": warped, "rounds": rounds}
       )
-    return done, beside
+    return done, traces
 
   return trace
 

@@ -36,8 +36,8 @@ _MARKOV = MarkovModel(state_size=0, estimates=True, apply=tuple)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Unread(LanguageModel):
-  """Stands in for a model that is not loaded yet; supports everything."""
+class _StandIn(LanguageModel):
+  """A stand-in for a model that is not loaded yet; supports everything."""
 
   vocab_size: int = 2**31 - 1
   init_cache: None = None
@@ -62,8 +62,8 @@ class Learning:
   rate: float
 
   def __post_init__(self):
-    whole = self.rounds >= 1 and self.entries >= 2 and self.top_k >= 0
-    if not whole or not 0 < self.rate < 1:
+    in_range = self.rounds >= 1 and self.entries >= 2 and self.top_k >= 0
+    if not in_range or not 0 < self.rate < 1:
       raise ValueError(
         "rounds must be >= 1, entries >= 2, top_k >= 0 and rate in (0, 1), got "
         f"{self}"
@@ -88,7 +88,7 @@ class Drafting:
     corpus: path of an index of texts; "" for none.
     takes_policy: whether it drafts token by token, so that a policy can end
       its chains.
-    climbs: whether a ladder may change its draft length between rounds.
+    resizes: whether a ladder may change its draft length between rounds.
     learns: whether its draft has parameters that can learn online.
     from_text: whether its trees depend on the text.
     lengths: a ladder's draft lengths, ascending.
@@ -110,7 +110,7 @@ class Drafting:
   load: Callable[[str], Any] | None = None
   corpus: str = ""
   takes_policy: bool = False
-  climbs: bool = False
+  resizes: bool = False
   learns: bool = False
   from_text: bool = False
   lengths: tuple[int, ...] = ()
@@ -123,20 +123,20 @@ class Drafting:
   normed: bool = True
 
   @functools.cached_property
-  def unread(self) -> Drafter:
+  def unloaded(self) -> Drafter:
     """The drafter on a stand-in model, to inspect its form."""
-    model = _Unread()
+    model = _StandIn()
     return self.make(model, model.vocab_size)
 
   @property
   def tree(self) -> Tree:
     """The tree of every proposal; without drafted nodes, plain decoding."""
-    return self.unread.tree
+    return self.unloaded.tree
 
   @property
   def siblings(self) -> Siblings:
     """How siblings are drawn."""
-    return self.unread.siblings
+    return self.unloaded.siblings
 
   @property
   def policy(self) -> Policy | None:
@@ -232,15 +232,15 @@ def entry(
     for one in known.values()
     if one is not model and one.name not in _INTERNAL
   ]
-  beside = [
+  extras = [
     (of, list(inspect.signature(of).parameters.values()) if of else [])
     for of in (before, after)
   ]
 
-  def written(*args: Any, **keywords: Any) -> Drafting:
+  def registered(*args: Any, **keywords: Any) -> Drafting:
     given = dict(signature.bind(*args, **keywords).arguments)
     fields = dict(facts)
-    for of, parameters in beside:
+    for of, parameters in extras:
       names = [one.name for one in parameters if one.name in given]
       if of is not None:
         fields |= of(**{name: given.pop(name) for name in names})
@@ -254,31 +254,31 @@ def entry(
       reads="head" if reads == "mtp" and fields["checkpoint"] else reads,
       takes_policy="policy" in known, **fields,
     )  # fmt: skip
-    return tried(drafting)
+    return checked(drafting)
 
   signature = as_library(
-    written, function, [*path, *beside[0][1], *settings, *beside[1][1]]
+    registered, function, [*path, *extras[0][1], *settings, *extras[1][1]]
   )
-  return written
+  return registered
 
 
 def as_library(
-  written: Callable[..., Drafting],
+  wrapper: Callable[..., Drafting],
   function: Callable[..., Drafter],
   parameters: Sequence[Parameter],
 ) -> inspect.Signature:
   """Copies a library function's name and docstring, and sets a signature."""
   signature = inspect.Signature(parameters, return_annotation=Drafting)
-  written.__name__, written.__doc__ = function.__name__, function.__doc__
-  written.__annotations__ = {one.name: one.annotation for one in parameters}
-  written.__annotations__["return"] = Drafting
-  written.__signature__ = signature  # type: ignore[attr-defined]
+  wrapper.__name__, wrapper.__doc__ = function.__name__, function.__doc__
+  wrapper.__annotations__ = {one.name: one.annotation for one in parameters}
+  wrapper.__annotations__["return"] = Drafting
+  wrapper.__signature__ = signature  # type: ignore[attr-defined]
   return signature
 
 
-def tried(drafting: Drafting) -> Drafting:
+def checked(drafting: Drafting) -> Drafting:
   """Returns its argument; ValueError if no model could draft like this."""
-  _ = drafting.unread
+  _ = drafting.unloaded
   return drafting
 
 

@@ -197,7 +197,7 @@ def load(
   config: ml_collections.ConfigDict,
   *,
   drafting: Drafting | None = None,
-  beside: Models | None = None,
+  loaded: Models | None = None,
   inputs: bool = False,
 ) -> Models:
   """Loads the checkpoints of a config, for `assemble`.
@@ -205,7 +205,7 @@ def load(
   Args:
     config: fields as in configs/common.py.
     drafting: the drafter, instead of the config's.
-    beside: models with the same target, dtype and weights, whose target is
+    loaded: models with the same target, dtype and weights, whose target is
       shared if it has the same layout on the mesh.
     inputs: whether the caller supports encoder-decoders.
   """
@@ -217,8 +217,8 @@ def load(
     layout = _layout(config, drafting)
     mesh, shardings = layout.mesh(jax.devices()), layout.shardings()
   dtype = jnp.dtype(config.dtype)
-  if beside is not None and beside.layout == layout:
-    target = beside.target
+  if loaded is not None and loaded.layout == layout:
+    target = loaded.target
   else:
     target = checkpoints.load(
       config.target, dtype=dtype, mesh=mesh, sharding=shardings[0],

@@ -27,8 +27,8 @@ from launch.assembly.drafting import (
   Learning,
   Published,
   as_library,
+  checked,
   entry,
-  tried,
 )
 from models import checkpoints, hub
 from models.formats import head_checkpoints
@@ -140,7 +140,7 @@ def _bits(
   return dict(weights=Quantization(dtype=kind, group=group), checkpoint=skipped)
 
 
-def _rounded(*, weights: Quantization | None = None) -> dict[str, Any]:
+def _head(*, weights: Quantization | None = None) -> dict[str, Any]:
   """Storage of a head; a quantized one cannot learn."""
   if weights is None:
     return {}
@@ -156,7 +156,7 @@ def _states(
   *, normed: bool = True, weights: Quantization | None = None
 ) -> dict[str, Any]:
   """Whether a head reads normed hidden states, and its storage."""
-  return dict(_rounded(weights=weights), normed=normed)
+  return dict(_head(weights=weights), normed=normed)
 
 
 def _texts(corpus: str) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def _texts(corpus: str) -> dict[str, Any]:
 
 def repeats(drafter: Drafting, **settings: Any) -> Drafting:
   """Wraps `specjax.drafters.repeats`; gets its docstring and defaults below."""
-  made = drafters.repeats(drafter.unread, **settings)
+  made = drafters.repeats(drafter.unloaded, **settings)
   if drafter.learning is not None or drafter.lengths:
     raise ValueError("repeats cannot wrap online or ladder")
   fed, depth = drafter.tree.num_drafted + 1, drafter.tree.max_depth
@@ -181,7 +181,7 @@ def repeats(drafter: Drafting, **settings: Any) -> Drafting:
     return drafters.repeats(drafter.call(model, vocab_size, **form), **settings)
 
   wrapped = dataclasses.replace(
-    drafter, call=call, learns=False, climbs=False, takes_policy=False
+    drafter, call=call, learns=False, resizes=False, takes_policy=False
   )
   if made.tree.num_drafted >= fed:
     wrapped = dataclasses.replace(wrapped, widths=(*drafter.widths, fed))
@@ -200,18 +200,18 @@ def ladder(
 ) -> Drafting:
   """Chains of several lengths; the host switches to the fastest."""
   check_lengths(lengths)
-  if not drafter.climbs:
+  if not drafter.resizes:
     raise ValueError(
       "a ladder needs a drafter whose state does not depend on the draft "
       f"length, got {drafter.name!r}"
     )
-  whole = drafter.tree.is_chain and drafter.siblings is IID
-  if not whole or drafter.policy or drafter.widths or drafter.learning:
+  is_plain = drafter.tree.is_chain and drafter.siblings is IID
+  if not is_plain or drafter.policy or drafter.widths or drafter.learning:
     raise ValueError(
       "a ladder needs a chain without tree, siblings, policy, widths and online"
     )
   wrapped = _of_length(drafter, lengths[-1])
-  return tried(dataclasses.replace(wrapped, lengths=lengths))
+  return checked(dataclasses.replace(wrapped, lengths=lengths))
 
 
 def _of_length(drafter: Drafting, tokens: int) -> Drafting:
@@ -268,25 +268,23 @@ _NESTED: dict[type, Grammar] = {
 }
 _ENTRIES = (
   entry(drafters.plain),
-  entry(drafters.model, reads="model", after=_storage, climbs=True),
-  entry(drafters.layer_skip, reads="layers", climbs=True),
-  entry(drafters.quantized_self, reads="weights", before=_bits, climbs=True),
-  entry(drafters.ngram, climbs=True),
+  entry(drafters.model, reads="model", after=_storage, resizes=True),
+  entry(drafters.layer_skip, reads="layers", resizes=True),
+  entry(drafters.quantized_self, reads="weights", before=_bits, resizes=True),
+  entry(drafters.ngram, resizes=True),
   entry(drafters.suffix, from_text=True),
   entry(drafters.lookahead, from_text=True),
   entry(drafters.rest, before=_texts, from_text=True),
   entry(drafters.rasd, reads="model", from_text=True),
-  entry(drafters.eagle, reads="head", after=_rounded, learns=True, climbs=True),
-  entry(
-    drafters.eagle3, reads="head", after=_rounded, learns=True, climbs=True
-  ),
-  entry(drafters.p_eagle, reads="head", after=_rounded),
-  entry(drafters.mtp, reads="mtp", after=_states, climbs=True),
-  entry(drafters.assistant, reads="head", climbs=True),
-  entry(drafters.medusa, reads="head", after=_rounded, climbs=True),
-  entry(drafters.dflash, reads="head", after=_rounded),
-  entry(drafters.dflash2, reads="head", after=_rounded),
-  entry(drafters.dspark, reads="head", after=_rounded),
+  entry(drafters.eagle, reads="head", after=_head, learns=True, resizes=True),
+  entry(drafters.eagle3, reads="head", after=_head, learns=True, resizes=True),
+  entry(drafters.p_eagle, reads="head", after=_head),
+  entry(drafters.mtp, reads="mtp", after=_states, resizes=True),
+  entry(drafters.assistant, reads="head", resizes=True),
+  entry(drafters.medusa, reads="head", after=_head, resizes=True),
+  entry(drafters.dflash, reads="head", after=_head),
+  entry(drafters.dflash2, reads="head", after=_head),
+  entry(drafters.dspark, reads="head", after=_head),
   entry(drafters.specdec, reads="block"),
   repeats,
   ladder,
@@ -306,10 +304,10 @@ _NESTED[Drafting] = DRAFTERS
 # ------------------------------------------------------------ from a config
 
 
-def of(config: Mapping[str, Any], written: Any = None) -> Drafting:
-  """The drafter of a config, or of `written` with that config."""
-  written = config["drafter"] if written is None else written
-  return with_checkpoint(DRAFTERS.make(written), config)
+def of(config: Mapping[str, Any], drafter: Any = None) -> Drafting:
+  """The drafter of a config, or another with that config's checkpoints."""
+  drafter = config["drafter"] if drafter is None else drafter
+  return with_checkpoint(DRAFTERS.make(drafter), config)
 
 
 def with_checkpoint(drafting: Drafting, config: Mapping[str, Any]) -> Drafting:

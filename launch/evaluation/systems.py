@@ -144,7 +144,7 @@ def assemble(
     if key not in loaded:
       first = next(iter(loaded.values()), None)
       loaded[key] = pair.load(
-        system.config, drafting=drafting, beside=first, inputs=inputs
+        system.config, drafting=drafting, loaded=first, inputs=inputs
       )
     pairs[system.name] = pair.assemble(
       system.config, loaded[key], drafting=drafting

@@ -28,7 +28,7 @@ def run(_) -> int:
   )
   lines = [{"id": i, "prompt": text} for i, text in enumerate(texts)]
   results.write(cli.OUTPUT.value, results.dumps(lines))
-  out = results.beside(cli.OUTPUT.value)
+  out = results.messages(cli.OUTPUT.value)
   print(f"{len(lines)} prompts in {cli.OUTPUT.value}", file=out)
   return 0
 

@@ -116,7 +116,7 @@ def _profiled(loop, params, carry, folder: str):
   """Traces the passes of one timing, and prints the kernels of a pass."""
   with jax.profiler.trace(folder):
     carry = jax.block_until_ready(loop(params, carry, _REPEATS))
-  out = results.beside(cli.OUTPUT.value)
+  out = results.messages(cli.OUTPUT.value)
   print(f"{folder}, of a pass:", file=out)
   for kind, (count, spent) in [*kernels(folder).items()][:_KINDS]:
     count, spent = count / _REPEATS, spent / _REPEATS
@@ -180,7 +180,7 @@ def run(_) -> int:
       f"{line['rows']:4} rows of {line['tokens']:3}: "
       f"{line['milliseconds']:8.2f} ms, {line['cost']:5.2f} passes over one, "
       f"layers {line['form']}",
-      file=results.beside(cli.OUTPUT.value),
+      file=results.messages(cli.OUTPUT.value),
     )
   if cli.OUTPUT.value:
     result = {

@@ -71,7 +71,7 @@ def run(_) -> int:
   """The command."""
   results.check(cli.OUTPUT.value)
   rows = [row(method) for method in METHODS]
-  print(table(rows), file=results.beside(cli.OUTPUT.value))
+  print(table(rows), file=results.messages(cli.OUTPUT.value))
   results.write_json(cli.OUTPUT.value, {"methods": rows, **provenance.record()})
   return 0
 

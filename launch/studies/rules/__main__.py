@@ -148,7 +148,7 @@ def run(_) -> int:
     raise cli.UserError("give --target and --draft, or --config")
   results.check(cli.OUTPUT.value)
   result = compare_on_laws() if config is None else compare_on_contexts(config)
-  out = results.beside(cli.OUTPUT.value)
+  out = results.messages(cli.OUTPUT.value)
   print(table(result), file=out)
   for name, reason in result["left_out"].items():
     print(f"left out: {name} ({reason})", file=out)
