@@ -87,25 +87,25 @@ _OWN_BUDGET = 64
 _BUILT_IN = "built-in"
 
 
-def asked_of(
+def questions_of(
   config: ml_collections.ConfigDict, contest: measure.Contest
 ) -> list[questions.Question]:
   """The questions or prompts that the command line asks for."""
   if name := cli.PROMPTS.value:
-    asked = questions.of_prompts(
+    selected = questions.of_prompts(
       prompts.all_of(
         None if name == _BUILT_IN else name, contest.tokenizer,
         max_tokens=contest.room, encoder=contest.pairs[systems.PLAIN].encoder,
       )
     )  # fmt: skip
   else:
-    asked = questions.read(_QUESTIONS.value or questions.OWN)
+    selected = questions.read(_QUESTIONS.value or questions.OWN)
   if _SUBSET.value:
-    asked = questions.subset(asked, _SUBSET.value, seed=config.seed)
-  return asked
+    selected = questions.subset(selected, _SUBSET.value, seed=config.seed)
+  return selected
 
 
-def named(config: ml_collections.ConfigDict) -> str:
+def systems_of(config: ml_collections.ConfigDict) -> str:
   """The systems of the command line, by default the config's drafter.
 
   To explain that one, it is measured with several draft lengths.
@@ -157,34 +157,34 @@ def evaluate(config: ml_collections.ConfigDict) -> dict[str, Any]:
   sizes = cli.integers(cli.BATCH_SIZES, default=(config.batch_size,))
   rounds, output = _ROUNDS.value, cli.OUTPUT.value
   timing = "passes" if _EXPLAIN.value else _TIMING.value
-  entered = systems.parse(named(config), config)
-  for system in entered:
+  compared = systems.parse(systems_of(config), config)
+  for system in compared:
     if system.reference is not None:
       hf_reference.check(system)
-  learns = any(s.drafting and s.drafting.learning for s in entered)
+  learns = any(s.drafting and s.drafting.learning for s in compared)
   if learns and len(temperatures) * len(sizes) * rounds > 1:
     raise cli.UserError(
-      "a draft that learns would be asked what it learned from: give one "
+      "a draft that learns would be tested on what it learned from: give one "
       "temperature, one batch size and one round"
     )
-  if rounds > 1 and any(s.drafting and s.drafting.lengths for s in entered):
+  if rounds > 1 and any(s.drafting and s.drafting.lengths for s in compared):
     raise cli.UserError("a ladder drafts differently each time: give one round")
-  pairs = systems.assemble(entered, inputs=bool(cli.PROMPTS.value))
+  pairs = systems.assemble(compared, inputs=bool(cli.PROMPTS.value))
   contest = measure.contest_of(
-    config, entered, pairs, temperatures, rounds=rounds
+    config, compared, pairs, temperatures, rounds=rounds
   )
-  asked = asked_of(config, contest)
+  selected = questions_of(config, contest)
   fit, refused = measure.fitting(
-    [questions.ask(contest.tokenizer, q, 0, []) for q in asked], contest.room
+    [questions.request(contest.tokenizer, q) for q in selected], contest.room
   )
   if not fit:
     raise cli.UserError(
       f"no question fits: prompts have room for {contest.room} tokens beside "
       "max_new_tokens (max_length, and the models' positions, bound both)"
     )
-  texts = json.dumps([[q.id, q.task, q.category, q.turns] for q in asked])
+  texts = json.dumps([[q.id, q.task, q.category, q.turns] for q in selected])
   settings = provenance.settings(
-    config, systems=[s.name for s in entered], temperatures=temperatures,
+    config, systems=[s.name for s in compared], temperatures=temperatures,
     batch_sizes=sizes, rounds=rounds, timing=timing,
     questions=hashlib.sha256(texts.encode()).hexdigest(),
   )  # fmt: skip
@@ -202,15 +202,15 @@ def evaluate(config: ml_collections.ConfigDict) -> dict[str, Any]:
     "reference": {
       name: importlib.metadata.version(name)
       for name in ("torch", "transformers")
-      if any(s.reference for s in entered)
+      if any(s.reference for s in compared)
     },
     "rounds": rounds,
-    "systems": summary.describe(entered, pairs),
+    "systems": summary.describe(compared, pairs),
     "questions": {
-      "count": len(asked),
-      "by_category": dict(collections.Counter(q.category for q in asked)),
+      "count": len(selected),
+      "by_category": dict(collections.Counter(q.category for q in selected)),
       "chat_template": contest.tokenizer.chat_template is not None
-      and asked[0].prompt is None,
+      and selected[0].prompt is None,
     },
     "refused": refused,
   }
@@ -224,9 +224,9 @@ def evaluate(config: ml_collections.ConfigDict) -> dict[str, Any]:
 def run(_) -> int:
   """The command."""
   config = ml_collections.ConfigDict(cli.CONFIG.value.to_dict())
-  set_here = config_flags.get_override_values(flags.FLAGS[cli.CONFIG.name])
+  overridden = config_flags.get_override_values(flags.FLAGS[cli.CONFIG.name])
   is_ours = not (_QUESTIONS.value or cli.PROMPTS.value)
-  if is_ours and "max_new_tokens" not in set_here:
+  if is_ours and "max_new_tokens" not in overridden:
     config.max_new_tokens = min(config.max_new_tokens, _OWN_BUDGET)
   if cli.PROMPTS.value and _QUESTIONS.value:
     raise cli.UserError("give --prompts or --questions, not both")
@@ -240,10 +240,10 @@ def run(_) -> int:
   if content["refused"]:
     print(f"{len(content['refused'])} prompts were too long for config."
           f"max_length: see {output}", file=sys.stderr)  # fmt: skip
-  return _ended_by_nan(content["groups"])
+  return _exit_code(content["groups"])
 
 
-def _ended_by_nan(groups: list[dict]) -> int:
+def _exit_code(groups: list[dict]) -> int:
   """The exit code; 2 and a message if NaN logits ended answers."""
   broken = {
     name

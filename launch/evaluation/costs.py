@@ -126,11 +126,11 @@ class Costs:
       for less, more, part, whole in wholes
       if less < more - _SLACK * self.plain_step
     ]
-    apart = max(self.again, one) / min(self.again, one) - 1
-    if apart > _DRIFT:
+    gap = max(self.again, one) / min(self.again, one) - 1
+    if gap > _DRIFT:
       doubts.append(
         f"two timings of a target pass over one token, {ms(one)} and "
-        f"{ms(self.again)}, disagree by {apart:.0%}: the machine is busy, or "
+        f"{ms(self.again)}, disagree by {gap:.0%}: the machine is busy, or "
         "the model too small"
       )
     return doubts
@@ -296,7 +296,7 @@ def _in_pieces(
   idle, state = timed(engine.generate, batch, state)  # nothing is left to do
   return Run(
     prefill=prefill,
-    seconds=timing.taken_off(2 * idle, first + second),
+    seconds=timing.without_calls(2 * idle, first + second),
     rounds=int(state.num_steps),
     parts=of_parts,
   )

@@ -26,14 +26,14 @@ _TOKENS = {
   "independent": "with i.i.d. acceptance",
 }
 # Wrappers that keep a drafter's draft length.
-_AROUND = ("online", "with_rule", "with_widths")
+_WRAPPERS = ("online", "with_rule", "with_widths")
 
 
 def with_tokens(name: str, tokens: int | None) -> str:
   """A system with draft length `tokens`; None gives its family's name."""
   call = calls.parse(name)
   args, keywords = call.args, dict(call.keywords)
-  if call.name in _AROUND:
+  if call.name in _WRAPPERS:
     args = (calls.parse(with_tokens(str(args[0]), tokens)), *args[1:])
   else:
     keywords.pop("tokens", None)
@@ -63,7 +63,7 @@ def findings(result: Mapping) -> list[dict]:
     if drafted and cost is not None and cost["draft_cost"] is not None:
       family = (temperature, batch_size, with_tokens(system, None))
       families.setdefault(family, {})[cost["depth"]] = (row, cost)
-  asked = SYSTEMS.canonical(result["config"]["drafter"])
+  own = SYSTEMS.canonical(result["config"]["drafter"])
   parents = lambda row: result["systems"][row["system"]]["parents"]
   found = []
   for (temperature, batch_size, _), sweep in families.items():
@@ -72,7 +72,7 @@ def findings(result: Mapping) -> list[dict]:
       n for n, (row, _) in sweep.items() if parents(row) == [*range(-1, n)]
     ]
     plain = rows[temperature, batch_size, PLAIN]
-    chosen = names.get(asked, max(sweep))
+    chosen = names.get(own, max(sweep))
     found.append(_finding(plain, dict(sorted(sweep.items())), chosen, chains))
   return found
 
@@ -107,7 +107,7 @@ def _finding(
 ) -> dict:
   """The explanation of a drafter in one setting; see `findings`."""
   row, cost = sweep[chosen]
-  costs, sure = Costs.of(cost), not cost["doubts"]
+  costs, consistent = Costs.of(cost), not cost["doubts"]
   # By position only if every round drafted N tokens.
   counted = [
     n
@@ -120,16 +120,16 @@ def _finding(
   expected = None
   least = throughput.break_even(chosen, 0.0, costs.step, costs.plain_step)
   predicted: dict[int, float] = {}
-  if sure and longest:
+  if consistent and longest:
     predicted = _sweep(plain, costs, longest["joint"])
-  if sure and row["predicted_speedup"]:
+  if consistent and row["predicted_speedup"]:
     # Correct the number of rounds for luck in acceptance.
     luck = efficiency["measured"] / efficiency["rao_blackwell"]
     rounds = costs.step * row["num_target_calls"] / row["num_requests"]
     share = rounds / (rounds + costs.prefill)
     given = row["predicted_speedup"] * plain["tokens_per_second"]
     predicted[chosen] = expected = given / (1 + (luck - 1) * share)
-  pays = sure and chosen in chains and least <= 1
+  pays = consistent and chosen in chains and least <= 1
   measured = {n: one["tokens_per_second"] for n, (one, _) in sweep.items()}
   return {
     "system": row["system"],
@@ -199,7 +199,7 @@ def _sweep(
   """Predicted tokens per second for each N that `joint` and timings cover."""
   verify = throughput.verify_curve(costs.target)
   length = max(round(plain["num_tokens"] / plain["num_requests"]), 1)
-  whole = length * costs.plain_step + costs.plain_prefill
+  plain_seconds = length * costs.plain_step + costs.plain_prefill
   rates = {}
   for n in range(1, len(joint) + 1):
     if n + 1 > max(costs.target):
@@ -207,12 +207,12 @@ def _sweep(
     step = costs.rest + n * costs.level + float(verify(n + 1))
     calls_made = throughput.expected_calls(joint[:n], length)
     seconds = calls_made * step + costs.prefill
-    rates[n] = plain["tokens_per_second"] * whole / seconds
+    rates[n] = plain["tokens_per_second"] * plain_seconds / seconds
   return rates
 
 
 def verdict(finding: Mapping) -> str:
-  """Says in a sentence whether drafting pays, and the best N if different."""
+  """Whether drafting pays, in a sentence, and the best N if different."""
   chosen, costs = finding["num_speculative_tokens"], finding["costs"]
   tokens, sweep = finding["block_efficiency"], finding["sweep"]
   speedup = finding["speedup"]["measured"]

@@ -74,7 +74,7 @@ class Process:
       )
     config = system.config
     sampling = {n: config[n] for n in ("top_k", "top_p", "min_p")}
-    ask = functools.partial(
+    submit = functools.partial(
       self._pool.submit, generate, system.reference, config.target,
       [list(one.token_ids) for one in batch.row_requests()], len(batch.prompts),
       sampling | {"temperature": temperature} if temperature else {},
@@ -83,9 +83,9 @@ class Process:
     )  # fmt: skip
     try:
       if system.name not in self._warm:
-        ask().result()
+        submit().result()
         self._warm.add(system.name)
-      return ask().result()
+      return submit().result()
     except concurrent.futures.BrokenExecutor:
       raise
     except Exception as error:  # transformers may raise anything

@@ -21,7 +21,7 @@ from launch.assembly import pair
 from launch.assembly.pair import Pair
 from launch.evaluation import costs, intervals, margins, questions, systems
 from launch.evaluation.hf_reference import Process
-from launch.evaluation.questions import Asked, Question
+from launch.evaluation.questions import Question, Request
 from launch.evaluation.systems import PLAIN, System
 from launch.evaluation.timing import timed
 from launch.results import Journal
@@ -84,7 +84,7 @@ class Contest:
 
 def contest_of(
   config: ml_collections.ConfigDict,
-  entered: Sequence[System],
+  compared: Sequence[System],
   pairs: dict[str, Pair],
   temperatures: Sequence[float],
   *,
@@ -94,7 +94,7 @@ def contest_of(
   plain = pairs[PLAIN]
   engines = {
     one.name: pair.engine_of(one.config, pairs[one.name], baseline=one.is_plain)
-    for one in entered
+    for one in compared
     if one.name in pairs
   }
   next_logits = None
@@ -106,7 +106,7 @@ def contest_of(
     return dataclasses.replace(one, temperature=temperature, ladder=ladder)
 
   return Contest(
-    systems=tuple(entered),
+    systems=tuple(compared),
     pairs=pairs,
     engines={
       temperature: {name: at(temperature, one) for name, one in engines.items()}
@@ -124,12 +124,12 @@ def contest_of(
 
 
 def groups_of(
-  asked: Sequence[Asked], temperatures: Sequence[float], sizes: Sequence[int],
-  *, room: int,
+  requests: Sequence[Request], temperatures: Sequence[float],
+  sizes: Sequence[int], *, room: int,
 ) -> list[Group]:  # fmt: skip
   """Groups questions by task and category, with prompts of similar length."""
-  by_category: dict[tuple[str, str], list[Asked]] = {}
-  for one in asked:
+  by_category: dict[tuple[str, str], list[Request]] = {}
+  for one in requests:
     kind = (one.question.task, one.question.category)
     by_category.setdefault(kind, []).append(one)
   return [
@@ -146,8 +146,8 @@ def groups_of(
 
 
 def fitting(
-  prompts: Sequence[Asked], room: int
-) -> tuple[list[Asked], list[dict]]:
+  prompts: Sequence[Request], room: int
+) -> tuple[list[Request], list[dict]]:
   """The prompts that fit, and records of those that do not."""
   long = [p for p in prompts if len(p.token_ids) > room]
   refused = [
@@ -160,7 +160,7 @@ def fitting(
   return [p for p in prompts if len(p.token_ids) <= room], refused
 
 
-def batch_of(prompts: Sequence[Asked], batch_size: int, room: int) -> Batch:
+def batch_of(prompts: Sequence[Request], batch_size: int, room: int) -> Batch:
   """Makes a batch with `batch_size` rows from at most as many prompts."""
   (batch,) = make_batches(
     prompts, batch_size=batch_size, max_width=room, total=batch_size
@@ -189,7 +189,7 @@ def measure_all(
     if journal:
       journal.add(record)
     if not spans:  # processes that share programs have them at the same time
-      _give_up_programs(contest)
+      _free_programs(contest)
 
   missing = [group for group in groups if group.name not in records]
   sizes = {group.name: len(group.questions) for group in groups}
@@ -240,7 +240,7 @@ def _progress(total: int, unit: str, initial: int = 0) -> tqdm.tqdm:
   )  # fmt: skip
 
 
-def _give_up_programs(contest: Contest) -> None:
+def _free_programs(contest: Contest) -> None:
   """Frees programs when there are too many for a process."""
   if compilation.has_many_maps():
     for engines in contest.engines.values():
@@ -271,9 +271,7 @@ def _costs(
   turn_of = lambda group: records[group.name]["turns"][0]
   some.sort(key=lambda group: max(turn_of(group)["prompt_tokens"]))
   typical = some[len(some) // 2]
-  prompts = [
-    questions.ask(contest.tokenizer, q, 0, []) for q in typical.questions
-  ]
+  prompts = [questions.request(contest.tokenizer, q) for q in typical.questions]
   engines, numbers = contest.engines[setting[0]], turn_of(typical)["systems"]
   measured = costs.measure_costs(
     engines[system.name], engines[PLAIN], contest.pairs[system.name],
@@ -288,9 +286,9 @@ def _costs(
 
 def _widths_of(system: System, contest: Contest) -> tuple[int, ...]:
   """Widths of target passes to time, only with the config's drafter."""
-  asked = systems.SYSTEMS.canonical(system.config.drafter)
+  own = systems.SYSTEMS.canonical(system.config.drafter)
   others = {one.name for one in contest.systems if one.is_timed} - {system.name}
-  return () if asked in others else costs.WIDTHS
+  return () if own in others else costs.WIDTHS
 
 
 def measure(contest: Contest, group: Group) -> dict:
@@ -315,7 +313,7 @@ def measure(contest: Contest, group: Group) -> dict:
   }
   for turn in range(max(len(q.turns) for q in group.questions)):
     prompts = [
-      questions.ask(contest.tokenizer, q, turn, answers[q.id])
+      questions.request(contest.tokenizer, q, turn, answers[q.id])
       for q in group.questions
       if turn < len(q.turns) and len(answers[q.id]) == turn
     ]
@@ -338,9 +336,9 @@ def measure(contest: Contest, group: Group) -> dict:
     times: dict[str, list[dict]] = {}
     for index in range(contest.rounds):
       seed = _seed_of(contest.seed, group.name, turn, "order", index)
-      taking = [s for s in contest.systems if s.takes(group.batch_size)]
-      for place in np.random.default_rng(seed).permutation(len(taking)):
-        system = taking[place]
+      able = [s for s in contest.systems if s.takes(group.batch_size)]
+      for place in np.random.default_rng(seed).permutation(len(able)):
+        system = able[place]
         numbers, tokens = _decoded(contest, system, group, turn, batch)
         times.setdefault(system.name, []).append(numbers)
         texts[system.name] = tokens
@@ -435,7 +433,7 @@ def _cut_counts(done: Sequence[Completion]) -> list[int]:
 
 def _compare(
   contest: Contest,
-  prompts: Sequence[Asked],
+  prompts: Sequence[Request],
   texts: dict[str, list[list[int]]],
   part: dict,
 ) -> None:

@@ -10,27 +10,27 @@ _MOST_DIFFERENCES = 20
 
 
 def page(result: Mapping, throughput: str | None = None) -> str:
-  """The whole page.
+  """The page, in Markdown.
 
   Args:
     result: from `launch.evaluate`.
     throughput: path of the explanation's figure relative to the page, or None.
   """
-  config, asked, machine = (
+  config, given, machine = (
     result[name] for name in ("config", "questions", "machine")
   )
-  counts = [f"{n} of {name}" for name, n in asked["by_category"].items()]
-  form = "the chat template" if asked["chat_template"] else "plain text"
+  counts = [f"{n} of {name}" for name, n in given["by_category"].items()]
+  form = "the chat template" if given["chat_template"] else "plain text"
   sections = [
     f"# {pathlib.Path(config['target']).name}: speculative decoding",
     f"Target `{config['target']}` in {config['dtype']}, at most "
     f"{config['max_new_tokens']} new tokens a turn, on "
     f"{', '.join(sorted(set(machine['devices'])))} ({machine['cores']} cores). "
-    f"{asked['count']} questions ({', '.join(counts)}), as {form}.",
+    f"{given['count']} questions ({', '.join(counts)}), as {form}.",
     over_all(result),
     _agreement(result),
   ]
-  if {*asked["by_category"]} != {questions.PROMPTS}:
+  if {*given["by_category"]} != {questions.PROMPTS}:
     rows = [row for row in result["runs"] if row["level"] != "all"]
     sections += ["## By task and category", _table(result, rows)]
   sections += ["## Systems", _systems(result)]
@@ -151,7 +151,7 @@ def _systems(result: Mapping) -> str:
       },
     ),
     "A round, and the draft passes in it, relative to a round of plain "
-    "decoding; timed apart from the answers, on a prompt of median length.",
+    "decoding; timed separately, on a prompt of median length.",
   ]
   lines += [
     f"Of `{cost['system']}` at batch size {cost['batch_size']} nothing is "

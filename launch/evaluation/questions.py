@@ -41,7 +41,7 @@ TASKS = {
 _NOT_FETCHED = ("FULL BENCHMARK DATA SHOULD BE FETCHED", "{article}")
 
 
-def _said(turn: Any) -> Any:
+def _text_of(turn: Any) -> Any:
   """The text of a turn, which may be a message."""
   if isinstance(turn, dict) and turn.get("role") == "user":
     turn = turn.get("content")
@@ -51,7 +51,7 @@ def _said(turn: Any) -> Any:
 
 
 _Text = Annotated[str, pydantic.Field(min_length=1)]
-_Turn = Annotated[_Text, pydantic.BeforeValidator(_said)]
+_Turn = Annotated[_Text, pydantic.BeforeValidator(_text_of)]
 
 
 class _Line(pydantic.BaseModel):
@@ -80,7 +80,7 @@ class Question:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Asked:
+class Request:
   """A turn of a question, from 0, as a prompt for the engine.
 
   Its tokens are the conversation so far; it has no settings.
@@ -176,12 +176,12 @@ def subset(
   return [questions[place] for place in sorted(kept)]
 
 
-def ask(
+def request(
   tokenizer: Tokenizer,
   question: Question,
-  turn: int,
-  answers: Sequence[Sequence[int]],
-) -> Asked:
+  turn: int = 0,
+  answers: Sequence[Sequence[int]] = (),
+) -> Request:
   """Makes the prompt of a turn, with all earlier turns and their answers.
 
   With a chat template these are messages of "user" and "assistant"; without
@@ -189,13 +189,13 @@ def ask(
   """
   if question.prompt is not None:
     ids = question.prompt.token_ids
-    return Asked(question=question, turn=turn, token_ids=ids)
+    return Request(question=question, turn=turn, token_ids=ids)
   texts = [question.turns[0]]
   ids = _encoded(tokenizer, texts)
-  for answer, said in zip(answers, question.turns[1 : turn + 1], strict=False):
-    texts += [tokenizer.decode(answer, after=ids), said]
+  for answer, text in zip(answers, question.turns[1 : turn + 1], strict=False):
+    texts += [tokenizer.decode(answer, after=ids), text]
     ids = _encoded(tokenizer, texts)
-  return Asked(question=question, turn=turn, token_ids=tuple(ids))
+  return Request(question=question, turn=turn, token_ids=tuple(ids))
 
 
 def _encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:

@@ -20,11 +20,11 @@ LEVELS = ("all", "task", "category")
 
 
 def describe(
-  entered: Sequence[System], pairs: Mapping[str, Pair]
+  compared: Sequence[System], pairs: Mapping[str, Pair]
 ) -> dict[str, dict]:
   """Describes each system: its rule and the shape of its drafts."""
   described = {}
-  for system in entered:
+  for system in compared:
     one: dict[str, Any] = {
       "dtype": system.config.dtype, "rule": None, "lossless": None,
       "draft_shape": None, "parents": None,
@@ -236,11 +236,11 @@ def _predicted(
   if cost is None or cost.get("doubts") or not speedup:
     return dict.fromkeys(names)
   units = [unit_of(record, system).seconds for record in records]
-  should = [
+  predicted = [
     _predicted_seconds(list(entries(record, system)), cost)
     for record in records
   ]
-  found = intervals.ratio("error", [units], [should])
+  found = intervals.ratio("error", [units], [predicted])
   error, ends = found["error"] - 1, found["error_ci"]
   values = speedup * (1 + error), error, ends and [end - 1 for end in ends]
   return dict(zip(names, values, strict=True))

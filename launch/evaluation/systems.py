@@ -102,18 +102,18 @@ class System:
 
 def parse(text: str, config: ml_collections.ConfigDict) -> list[System]:
   """Parses a list of systems; plain decoding is always first."""
-  entered = [_made(call, config) for call in calls.parse_list(text)]
-  entered = [system for system in entered if not system.is_plain]
-  entered.insert(0, _made(PLAIN, config))
-  names = [system.name for system in entered]
+  compared = [_made(call, config) for call in calls.parse_list(text)]
+  compared = [system for system in compared if not system.is_plain]
+  compared.insert(0, _made(PLAIN, config))
+  names = [system.name for system in compared]
   if len(names) != len(set(names)):
     raise ValueError(f"duplicate system in {text!r}")
-  return entered
+  return compared
 
 
-def _made(written, config: ml_collections.ConfigDict) -> System:
-  name = SYSTEMS.canonical(written)
-  made = SYSTEMS.make(written)
+def _made(call, config: ml_collections.ConfigDict) -> System:
+  name = SYSTEMS.canonical(call)
+  made = SYSTEMS.make(call)
   if isinstance(made, Reference):
     if made.kind == "hf_assisted" and not made.draft:
       draft = config.checkpoints.get("model") or config.checkpoints.draft

@@ -34,16 +34,16 @@ def per_repeat(
 ) -> tuple[float, Any]:
   """Seconds per repeat of a loop, without the overhead of the call."""
   call, carry = timed(loop, params, carry, 0, *more)
-  whole, carry = timed(loop, params, carry, repeats, *more)
-  return taken_off(call, whole) / repeats, carry
+  total, carry = timed(loop, params, carry, repeats, *more)
+  return without_calls(call, total) / repeats, carry
 
 
-def taken_off(calls: float, whole: float) -> float:
-  """`whole - calls`, or `whole` if that would not be positive.
+def without_calls(calls: float, total: float) -> float:
+  """`total - calls`, or `total` if that would not be positive.
 
   An empty call may be delayed for longer than all the work takes.
   """
-  return whole - calls if calls < whole else whole
+  return total - calls if calls < total else total
 
 
 def passes_loop(models: dict[str, tuple[LanguageModel, str]], order: Passes):
@@ -70,8 +70,8 @@ def passes_loop(models: dict[str, tuple[LanguageModel, str]], order: Passes):
       token, caches = carry
       for model_name, fed in order:
         model, name = models[model_name]
-        apart = 997 * jnp.arange(rows * fed).reshape(rows, fed)
-        tokens = (token + apart) % model.vocab_size
+        offsets = 997 * jnp.arange(rows * fed).reshape(rows, fed)
+        tokens = (token + offsets) % model.vocab_size
         cache = caches[name].replace(length=start[name])
         output, cache = model.apply(params[model_name], tokens, cache)
         caches = caches | {name: cache.replace(length=start[name])}

@@ -2,7 +2,7 @@
 
 A row of a report is named after its rule:
 
-  NAME                            as in `specjax.rules.RULES`, or as asked for
+  NAME                            as in `specjax.rules.RULES`, or as requested
                                   ("typical(epsilon=0.2)")
   recursive (without_replacement) the same rule, other siblings
 
@@ -93,7 +93,7 @@ class Case:
 
 
 def cases(
-  asked: str, *, num_drafts: int, num_speculative_tokens: int, vocab_size: int
+  chosen: str, *, num_drafts: int, num_speculative_tokens: int, vocab_size: int
 ) -> tuple[list[Case], dict[str, str]]:
   """The rows of a report.
 
@@ -102,8 +102,8 @@ def cases(
   node. Rules for a single path get one path of G tokens.
   """
   rows = ROWS
-  if asked != "all":
-    rows = {asked: ROWS.get(asked) or (asked, siblings_lib.IID)}
+  if chosen != "all":
+    rows = {chosen: ROWS.get(chosen) or (chosen, siblings_lib.IID)}
   fitting, left_out = [], {}
   for row, (rule_name, siblings) in rows.items():
     rule = rules.get(rule_name)
@@ -117,7 +117,7 @@ def cases(
       rule.check(tree, siblings)
       drawing(None, tree, siblings, vocab_size)
     except ValueError as error:
-      if asked != "all":
+      if chosen != "all":
         raise
       left_out[row] = str(error)
       continue
@@ -222,7 +222,7 @@ def _walk(group, models, config, batches, *, max_contexts):
     rule="gumbel_list" if siblings.with_noise else "recursive",
     vocab_size=vocab,
   )
-  asked = [jax.jit(functools.partial(_ask, row)) for row in group]
+  rates = [jax.jit(functools.partial(_rate, row)) for row in group]
   # All batches share a buffer size, so that a step compiles once.
   init = jax.jit(
     functools.partial(
@@ -254,7 +254,7 @@ def _walk(group, models, config, batches, *, max_contexts):
       # A row that ended with NaN has no distributions.
       broken = np.asarray(state.stop_reason) == StopReason.NAN_LOGITS
       seen = np.array(
-        [ask(info.draft, info.target_log_probs) for ask in asked], np.float64
+        [rate(info.draft, info.target_log_probs) for rate in rates], np.float64
       )
       for row in np.flatnonzero(~(done | broken)[: len(units)]):
         sums[units[row]] = sums.get(units[row], 0.0) + seen[..., row]
@@ -269,7 +269,7 @@ def _walk(group, models, config, batches, *, max_contexts):
   )
 
 
-def _ask(row: Case, draft, target_log_probs):
+def _rate(row: Case, draft, target_log_probs):
   """Expected accepted tokens and the first token's distance, `f32[2, B]`."""
   verification = row.rule.verify(draft, draft.topology(), target_log_probs)
   accepted = expected_accepted(row.tree, verification)

@@ -34,7 +34,7 @@ _MIN_SAMPLES, _MAX_SAMPLES = 1024, 8192
 def compare(
   draft: np.ndarray,
   target: np.ndarray,
-  asked: str,
+  chosen: str,
   *,
   count: int,
   length: int,
@@ -42,11 +42,11 @@ def compare(
 ) -> dict:
   """The report of `launch.studies.rules` on two distributions, `f64[V]`.
 
-  `asked` is "all", or one rule as in `on_pair.cases`; K is `count`, and G is
+  `chosen` is "all", or one rule as in `on_pair.cases`; K is `count`, and G is
   `length`.
   """
   rows, left_out = on_pair.cases(
-    asked,
+    chosen,
     num_drafts=count,
     num_speculative_tokens=length,
     vocab_size=len(target),

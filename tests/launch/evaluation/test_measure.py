@@ -112,7 +112,7 @@ def test_seconds_are_means_over_rounds_in_each_of_which_the_order_is_drawn(
 
 
 def asked(contest, every):
-  return [questions.ask(contest.tokenizer, q, 0, []) for q in every]
+  return [questions.request(contest.tokenizer, q, 0, []) for q in every]
 
 
 def test_groups_are_of_one_category_and_of_similar_length(contest):

@@ -95,7 +95,7 @@ def test_turns_become_chat_messages_or_texts_under_each_other():
   one = question(1, "a", "first", "second")
   answers = [plain.encode("answer")]
   text = lambda tokenizer, turn: plain.decode(
-    questions.ask(tokenizer, one, turn, answers).token_ids
+    questions.request(tokenizer, one, turn, answers).token_ids
   )
   assert text(plain, 0) == "first"
   assert text(plain, 1) == "first\n\nanswer\n\nsecond"
