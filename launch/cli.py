@@ -118,14 +118,14 @@ def run(
     except UserError as error:
       sys.exit(fail(str(error)))
 
-  def whole(argv):
+  def joined(argv):
     if several_processes:
       processes.start(preemption_notice=preemption_notice)
     return command(argv)
 
   def body(argv):
     try:
-      code = _guarded(whole, argv)
+      code = _guarded(joined, argv)
     except KeyboardInterrupt:
       print("interrupted", file=sys.stderr)
       code = 130  # as a shell reports SIGINT
@@ -187,8 +187,8 @@ def _parse(
   if "--help=drafters" in argv:
     from launch.assembly import registry
 
-    for written, about in registry.help_table():
-      print(f"{written}\n    {about}")
+    for call, text in registry.help_table():
+      print(f"{call}\n    {text}")
     raise SystemExit(0)
   if not _HELP.isdisjoint(argv):
     print(module.__doc__, flags.FLAGS.module_help(module), _MORE_HELP, sep="\n")

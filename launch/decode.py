@@ -198,12 +198,12 @@ def run(_) -> int:
   if cli.PROMPTS.value:
     pathlib.Path(cli.PROMPTS.value).stat()  # fail before loading models
   models = pair.build(config, inputs=True)
-  items, good = read_prompts(models, config.max_new_tokens)
-  asked = hashlib.sha256("".join(p.key for p in items).encode()).hexdigest()
+  items, all_valid = read_prompts(models, config.max_new_tokens)
+  digest = hashlib.sha256("".join(p.key for p in items).encode()).hexdigest()
   journal = Journal(
     None if drafting.learning else output,  # a learned draft is not saved
     provenance.settings(
-      config, prompts=asked, baseline=measures_speedup(), traced=is_traced()
+      config, prompts=digest, baseline=measures_speedup(), traced=is_traced()
     ),
   )
   decode_missing(config, models, items, journal)
@@ -242,7 +242,7 @@ def run(_) -> int:
   nan = StopReason.NAN_LOGITS.name.lower()
   if broken := [p.id for p in items if rows[p.key]["stop_reason"] == nan]:
     return cli.fail(f"NaN logits ended the rows with id {broken}")
-  return 0 if good else 2
+  return 0 if all_valid else 2
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class Lesson:
 
 
 def wrapped(
-  how: Learning,
+  settings: Learning,
   drafter: Drafter,
   draft: LanguageModel | Head | None,
   *,
@@ -61,8 +61,8 @@ def wrapped(
     assert draft is not None  # of what learns
     lesson = Lesson(draft=online.model_logits(draft, vocab_size=vocab_size))
   made = drafters.online(
-    drafter, vocab_size=vocab_size, entries=how.entries, top_k=how.top_k,
-    num_features=width,
+    drafter, vocab_size=vocab_size, entries=settings.entries,
+    top_k=settings.top_k, num_features=width,
   )  # fmt: skip
   return made, lesson
 
@@ -76,30 +76,30 @@ class Learner:
     seconds: spent on them.
   """
 
-  def __init__(self, how: Learning, params: Params, lesson: Lesson):
+  def __init__(self, settings: Learning, params: Params, lesson: Lesson):
     """Starts from the parameters of a checkpoint."""
     # Committed to their devices, like an update's results: one program then.
-    stay = lambda tree: jax.tree.map(
+    commit = lambda tree: jax.tree.map(
       lambda x: jax.device_put(x, x.sharding), tree
     )
-    self.params = dataclasses.replace(params, draft=stay(params.draft))
+    self.params = dataclasses.replace(params, draft=commit(params.draft))
     self.updates, self.seconds = 0, 0.0
-    self._every = how.rounds
+    self._every = settings.rounds
     self._since = 0
     self._ring: Ring | None = None
     optimizer = optax.apply_if_finite(
-      optax.chain(optax.clip_by_global_norm(1.0), optax.adam(how.rate)),
+      optax.chain(optax.clip_by_global_norm(1.0), optax.adam(settings.rate)),
       max_consecutive_errors=_ANY,
     )
     weights, _ = _weights(params.draft, lesson.fixed)
-    self._state = stay(optimizer.init(weights))
-    of = learning.loss(lesson.draft, losses.get(how.objective))
+    self._state = commit(optimizer.init(weights))
+    of = learning.loss(lesson.draft, losses.get(settings.objective))
 
     def update(draft, state, ring):
-      weights, whole = _weights(draft, lesson.fixed)
-      slope = jax.grad(lambda w: of(whole(w), ring))(weights)
+      weights, merge = _weights(draft, lesson.fixed)
+      slope = jax.grad(lambda w: of(merge(w), ring))(weights)
       change, state = optimizer.update(slope, state, weights)
-      return whole(optax.apply_updates(weights, change)), state
+      return merge(optax.apply_updates(weights, change)), state
 
     self._update = jax.jit(update)
     self._carry = jax.jit(online.carry)
@@ -164,10 +164,10 @@ def _weights(
     for (part, *_), x in named
   ]
 
-  def whole(weights):
+  def merge(weights):
     rest = iter(weights)
     return form.unflatten(
       [next(rest) if w else x for x, w in zip(leaves, learns, strict=True)]
     )
 
-  return [x for x, w in zip(leaves, learns, strict=True) if w], whole
+  return [x for x, w in zip(leaves, learns, strict=True) if w], merge

@@ -102,26 +102,26 @@ def head(text: str, kind: str, target: TransformerConfig) -> HeadShape:
   return head_shape
 
 
-def _settings(text: str, named: Mapping[str, Any]) -> Mapping[str, Any]:
+def _settings(text: str, known: Mapping[str, Any]) -> Mapping[str, Any]:
   """The settings with a name, or in a file."""
-  if text in named:
-    return named[text]
+  if text in known:
+    return known[text]
   path = pathlib.Path(text)
   path = path / "config.json" if path.is_dir() else path
   if not path.is_file():
     raise cli.UserError(
-      f"unknown shape {text!r}: expected one of {sorted(named)}, or the path "
+      f"unknown shape {text!r}: expected one of {sorted(known)}, or the path "
       "of a config.json"
     )
   return json_files.read_object(path)
 
 
-def drafting_of(written: str) -> Drafting:
+def drafting_of(text: str) -> Drafting:
   """Parses --drafter; UserError if it cannot be planned."""
-  drafting = DRAFTERS.make(written)
+  drafting = DRAFTERS.make(text)
   if drafting.name not in _DRAFTERS or drafting.policy:
     raise cli.UserError(
-      f"drafter {written!r} cannot be planned: expected one of "
+      f"drafter {text!r} cannot be planned: expected one of "
       f"{', '.join(_DRAFTERS)}, without a policy"
     )
   if getattr(drafting.settings.get("tree"), "families", False):
@@ -188,10 +188,10 @@ def run(_) -> int:
   """The command."""
   results.check(cli.OUTPUT.value)
   topology = hardware.topology(_TOPOLOGY.value)
-  asked = question(topology)
-  asked.check()
+  request = question(topology)
+  request.check()
   print(f"compiling for {topology.name} ...", file=sys.stderr)
-  plan = answer.plan(topology, asked)
+  plan = answer.plan(topology, request)
   width = None if sys.stdout.isatty() else 100
   answer.show(rich.console.Console(width=width, highlight=False), plan)
   if cli.OUTPUT.value:

@@ -51,7 +51,7 @@ def start(*, preemption_notice: bool = False) -> None:
   Call it before anything that makes jax look for devices. With
   `preemption_notice`, SIGTERM only sets Orbax's `reached_preemption`.
   """
-  if not _is_asked():
+  if not _is_distributed():
     return
   jax.config.update("jax_enable_preemption_service", preemption_notice)
   number = lambda name: int(x) if (x := os.environ.get(name)) else None
@@ -76,7 +76,7 @@ def start(*, preemption_notice: bool = False) -> None:
     )  # fmt: skip
 
 
-def _is_asked() -> bool:
+def _is_distributed() -> bool:
   if _DISTRIBUTED.value != "auto":
     return _DISTRIBUTED.value == "on"
   allowed = "tpu" in os.environ.get("JAX_PLATFORMS", "tpu").split(",")

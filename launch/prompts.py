@@ -349,7 +349,7 @@ def _checked(token_ids: Sequence[int], max_tokens: int) -> tuple[int, ...]:
     raise ValueError("prompt: must not be empty")
   if len(token_ids) > max_tokens:
     raise ValueError(
-      f"prompt: has {len(token_ids)} tokens, but only {max_tokens} fit beside "
+      f"prompt: has {len(token_ids)} tokens, but only {max_tokens} fit with "
       "max_new_tokens (max_length and the models' positions bound their sum)"
     )
   return tuple(token_ids)

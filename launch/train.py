@@ -32,7 +32,7 @@ from absl import flags
 
 from launch import cli, results
 from launch.training import run as run_lib
-from launch.training.step import say
+from launch.training.step import log
 
 cli.reads(cli.CONFIG, cli.WORKDIR)
 _EXPORT = flags.DEFINE_string(
@@ -53,7 +53,7 @@ def run(_) -> int:
   module, finished = one.train()
   if export and finished and one.chief:
     one.export(module, export)
-    say(f"exported to {export}")
+    log(f"exported to {export}")
   return 0 if finished else cli.UNFINISHED
 
 

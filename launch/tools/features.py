@@ -34,11 +34,11 @@ def run(_) -> int:
   results.check(folder / features.NAME)
   tokenizer = checkpoints.load_tokenizer(config.target)
   target, mesh = checkpoints.load_module(config.target), step.make_mesh(config)
-  settings = features.about(config, target.config.num_layers)
+  settings = features.settings_of(config, target.config.num_layers)
   layers = tuple(settings["layers"])
   params = nnx.state(target)
   params = jax.device_put(params, step.shardings(params, mesh))
-  watch = head_loss.target_pass(target, layers[:-1] or layers)
+  watch = head_loss.make_pass(target, layers[:-1] or layers)
 
   @jax.jit
   def see(params, batch):

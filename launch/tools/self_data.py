@@ -105,14 +105,14 @@ def sift(
   is_tested: Callable[[Sequence[Message]], bool],
 ) -> list[Mapping[str, Any]]:
   """Drops conversations that are empty, repeated or contain test questions."""
-  kept, asked = [], set()
+  kept, prompts = [], set()
   for one in conversations:
     *prompt, answer = (
       _words(message["content"]) for message in one["messages"]
     )
-    seen = tuple(prompt) in asked
+    seen = tuple(prompt) in prompts
     if answer and all(prompt) and not seen and not is_tested(one["messages"]):
-      asked.add(tuple(prompt))
+      prompts.add(tuple(prompt))
       kept.append(one)
   return kept
 
@@ -175,8 +175,8 @@ def make(
 
 def _temperatures() -> list[list[float]]:
   """The temperatures of questions and of answers."""
-  asked = cli.TEMPERATURES.value or ["0.6", "0.8", "1.0"]
-  both = asked, _ANSWER_TEMPERATURES.value or asked
+  questions = cli.TEMPERATURES.value or ["0.6", "0.8", "1.0"]
+  both = questions, _ANSWER_TEMPERATURES.value or questions
   return [[float(text) for text in texts] for texts in both]
 
 

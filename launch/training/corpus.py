@@ -85,8 +85,8 @@ def python_files(*, split: str | None = None) -> list[SourceFile]:
   """The files of a split, or all, without duplicates, sorted by name."""
   files: dict[str, SourceFile] = {}
   for file in _candidates():
-    written = 200 < len(file.text) <= _LONGEST
-    if written and not _GENERATED.search(file.text[:2000]):
+    fits = 200 < len(file.text) <= _LONGEST
+    if fits and not _GENERATED.search(file.text[:2000]):
       files.setdefault(file.text, file)
   learned = {
     line
@@ -129,8 +129,8 @@ def held_out_prompts(
   learned_lines = set(learned.splitlines(keepends=True))
 
   def is_learned(text):
-    whole = text.splitlines(keepends=True)[1:-1]  # the quicker question first
-    return learned_lines.issuperset(whole) and text in learned
+    inner = text.splitlines(keepends=True)[1:-1]  # the quicker test first
+    return learned_lines.issuperset(inner) and text in learned
 
   waiting = []
   for file in files:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from launch.training import data
-from launch.training.head_loss import Seen
+from launch.training.head_loss import States
 from models import checkpoints, head_starts
 from models.formats import dflash_format, eagle_format
 from models.networks.transformer import FINAL, Features
@@ -30,7 +30,7 @@ def layers_read(config, num_layers: int) -> Features:
   """The target layers that a config's head reads, out of `num_layers`."""
   if config.init_from:
     return checkpoints.read_head(config.init_from, config.target).features
-  head, asked = config.head, tuple(config.head.get("layers", ()))
+  head, chosen = config.head, tuple(config.head.get("layers", ()))
   if head.kind in ("eagle3", "p_eagle"):
     usual, first = eagle_format.usual_layers(num_layers), 0
   elif "anchors" in head:  # blocks, whose layers are numbered by outputs
@@ -39,22 +39,22 @@ def layers_read(config, num_layers: int) -> Features:
   else:
     return (FINAL,)
   # The defaults may coincide if there are few layers.
-  distinct = asked or tuple(dict.fromkeys(usual))
+  distinct = chosen or tuple(dict.fromkeys(usual))
   head_starts.check_layers(distinct, num_layers, first=first)
-  return asked or usual
+  return chosen or usual
 
 
-def whole(path: str) -> str:
+def absolute(path: str) -> str:
   """An absolute path, or the unchanged name of a dataset or on the Hub."""
   return os.path.abspath(path) if os.path.exists(path) else path
 
 
-def about(config, num_layers: int) -> dict:
+def settings_of(config, num_layers: int) -> dict:
   """The settings that determine a config's features, for features.json."""
   layers = (x for x in layers_read(config, num_layers) if x != FINAL)
   return {
-    "target": whole(config.target),
-    "dataset": whole(config.dataset),
+    "target": absolute(config.target),
+    "dataset": absolute(config.dataset),
     "sequence_length": config.sequence_length,
     "layers": [*layers, FINAL],
   }
@@ -91,7 +91,7 @@ def batches_of(config, num_layers: int) -> Callable[..., grain.IterDataset]:
     raise ValueError("features of sampled contexts cannot be stored")
   folder = pathlib.Path(config.features)
   stored = json.loads((folder / NAME).read_text("utf-8"))
-  wanted = about(config, num_layers)
+  wanted = settings_of(config, num_layers)
   layers = wanted.pop("layers")
   for name, value in wanted.items():
     if stored[name] != value:
@@ -114,8 +114,8 @@ def batches_of(config, num_layers: int) -> Callable[..., grain.IterDataset]:
   return batches
 
 
-def reader(layers: Features) -> Callable[..., Seen]:
-  """`(params, batch) -> Seen`, for batches of stored features.
+def reader(layers: Features) -> Callable[..., States]:
+  """`(params, batch) -> States`, for batches of stored features.
 
   Args:
     layers: that the head reads; the batch has their states, the final one last.
@@ -123,10 +123,10 @@ def reader(layers: Features) -> Callable[..., Seen]:
   order = [*(x for x in layers if x != FINAL), FINAL]
   places = np.array([order.index(layer) for layer in layers])
 
-  def read(params, batch) -> Seen:
+  def read(params, batch) -> States:
     del params
     states = batch["states"].astype(jnp.float32)
-    return Seen(
+    return States(
       features=states[:, :, places].reshape(*states.shape[:2], -1),
       final=states[:, :, -1],
     )

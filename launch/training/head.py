@@ -20,10 +20,10 @@ from launch.training.head_loss import (
   draw_places,
   make_loss,
   make_measure,
-  target_pass,
+  make_pass,
 )
 from launch.training.model import check_contexts, completer
-from launch.training.step import Task, say
+from launch.training.step import Task, log
 from models import checkpoints, head_shapes, head_starts
 from models.formats import head_saving
 from models.networks.dflash import Parallel
@@ -49,7 +49,7 @@ def task(config, mesh: Mesh, folder: pathlib.Path) -> Task:
     ids = np.asarray(module.target_ids[...])
   words = Vocabulary(np.arange(vocab_size) if ids is None else ids, vocab_size)
   definition, trained, rest = nnx.split(module, head_shapes.is_own(module), ...)
-  watch, rows = target_pass(target, layers), _rows(target)
+  watch, rows = make_pass(target, layers), _rows(target)
   frozen = {"target": nnx.state(target), "rest": rest}
   batches = data.batches_of(config, tokenizer)
   if config.features:  # the target's layers are not needed
@@ -137,10 +137,10 @@ def task(config, mesh: Mesh, folder: pathlib.Path) -> Task:
         output=head_starts.output_rows(target),
       ),
       # An absolute path, which can be resolved from any directory.
-      verifier=features.whole(config.target),
+      verifier=features.absolute(config.target),
     ),
     begin=begin,
-    knows=True,
+    validate_first=True,
     batches=batches,
   )
 
@@ -162,7 +162,7 @@ def _vocabulary(
     return np.array(json.loads(path.read_text())["token_ids"], np.int32)
   texts = data.documents(config, "train")
   ids, covered = most_frequent(texts, tokenizer, size)
-  say(f"the {size} most frequent tokens are {covered:.2%} of the text")
+  log(f"the {size} most frequent tokens are {covered:.2%} of the text")
   return ids
 
 

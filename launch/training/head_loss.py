@@ -77,7 +77,7 @@ class Loss:
   by_count: bool = False
 
 
-class Seen(NamedTuple):
+class States(NamedTuple):
   """The target's states of a batch.
 
   Attributes:
@@ -89,13 +89,13 @@ class Seen(NamedTuple):
   final: Array
 
 
-def target_pass(target: Transformer, features: Features) -> Callable[..., Seen]:
-  """`(params, batch) -> Seen`, a pass of the target without logits."""
+def make_pass(target: Transformer, features: Features) -> Callable[..., States]:
+  """`(params, batch) -> States`, a pass of the target without logits."""
   definition = nnx.graphdef(target)
   wanted = features if features == (FINAL,) else (*features, FINAL)
   width = target.config.embed_dim
 
-  def watch(params, batch) -> Seen:
+  def watch(params, batch) -> States:
     tokens = batch["tokens"][:, :-1]
     output, _ = nnx.merge(definition, params)(
       tokens,
@@ -106,7 +106,7 @@ def target_pass(target: Transformer, features: Features) -> Callable[..., Seen]:
     )
     states = jax.lax.stop_gradient(output.features)
     final = states[..., -width:]
-    return Seen(
+    return States(
       features=final if wanted == features else states[..., :-width],
       final=final,
     )
@@ -115,16 +115,16 @@ def target_pass(target: Transformer, features: Features) -> Callable[..., Seen]:
 
 
 def head_logits(
-  module: HeadModule, seen: Seen, batch: dict[str, Array], depth: int
+  module: HeadModule, inputs: States, batch: dict[str, Array], depth: int
 ) -> Iterator[tuple[Array, Any, Array | None]]:
   """The head's logits `f32[B, A, W]` at each depth, more, and their positions.
 
   Positions are `i32[B, A]`, of the batch's places, or None for all T of a row.
-  More are the states that are fed back, DSpark's log-odds of acceptance, what
-  DFlash 2's selector says (`models.networks.dflash2.DFlash2.along`), or None.
+  More are the states that are fed back, DSpark's log-odds of acceptance, the
+  selector's scores (`models.networks.dflash2.DFlash2.along`), or None.
   """
   where = {x: batch[x][:, :-1] for x in ("positions", "segments")}
-  tokens, features = batch["tokens"], seen.features
+  tokens, features = batch["tokens"], inputs.features
   places = batch.get("places")
   if isinstance(module, Eagle | Mtp):
     if module.config.kind == "p_eagle":
@@ -181,13 +181,13 @@ def _at(places: Array | None, x: Array) -> Array:
 
 
 def make_loss(
-  loss: Loss, watch: Callable[..., Seen], rows: Callable, words: Vocabulary
+  loss: Loss, watch: Callable[..., States], rows: Callable, words: Vocabulary
 ) -> Callable:
   """Makes the loss of a batch, in float32 whatever the head's dtype.
 
   Args:
     loss: its settings.
-    watch: from `target_pass`.
+    watch: from `make_pass`.
     rows: maps the target's parameters to its output projection `f[V', D]`.
     words: the draft vocabulary.
 
@@ -206,28 +206,28 @@ def make_loss(
   place[words.ids] = np.arange(len(words.ids))
 
   def total(module, target, batch) -> Array:
-    seen = watch(target, batch)
+    states = watch(target, batch)
     output = rows(target)
-    length = seen.final.shape[1]
+    length = states.final.shape[1]
     # If all tokens count, these are compared with a float32 normalizer.
     dtype = module.dtype if given else jnp.float32
-    final, table = seen.final.astype(dtype), output[words.ids].astype(dtype)
+    final, table = states.final.astype(dtype), output[words.ids].astype(dtype)
     taught = project(final, table, result=jnp.float32)
     if not given:
-      taught = _with_rest(taught, normalizers(seen.final, output, words)[0])
+      taught = _with_rest(taught, normalizers(states.final, output, words)[0])
     labels = jnp.asarray(place)[batch["tokens"]]
     summed, shares, drafts = 0.0, 0.0, []
     for j, (logits, state, places) in enumerate(
-      head_logits(module, seen, batch, loss.depth)
+      head_logits(module, states, batch, loss.depth)
     ):
       weights = _at(places, counted(batch, j, loss.first))
       label = _at(places, ahead(labels, 2 + j, length))
       logits = logits[..., : len(words.ids)].astype(jnp.float32)
       if not given:
         logits = _with_rest(logits, None)
-      told = weights * (label < len(words.ids))  # labels that it can draft
+      draftable = weights * (label < len(words.ids))
       if loss.objective == "next_token":
-        weights = told
+        weights = draftable
       if loss.objective in _OF_TEXT:
         label = jnp.minimum(label, len(words.ids) - 1)
       judge = _at(places, ahead(taught, 1 + j, length))
@@ -241,7 +241,7 @@ def make_loss(
         summed += share * (
           objective(logits, judge, label, weights)
           if loss.objective != "next_token_and_tv"
-          else objective(logits, judge, label, weights, told)
+          else objective(logits, judge, label, weights, draftable)
         )
       if loss.confidence:
         chance = 1 - losses.distance(logits, judge)
@@ -256,9 +256,9 @@ def make_loss(
           scores, judge, jnp.argmax(chosen, axis=-1), weights
         )
       if loss.feature_weight:
-        nearby = ahead(seen.features, 1 + j, length)
-        away = losses.smooth_l1(state, nearby, weights)
-        summed += share * loss.feature_weight * away
+        nearby = ahead(states.features, 1 + j, length)
+        distance = losses.smooth_l1(state, nearby, weights)
+        summed += share * loss.feature_weight * distance
     if whole_draft:
       drafted = (jnp.stack(xs, axis=2) for xs in zip(*drafts, strict=True))
       return summed + objective(
@@ -270,7 +270,7 @@ def make_loss(
 
 
 def make_measure(
-  loss: Loss, watch: Callable[..., Seen], rows: Callable, words: Vocabulary
+  loss: Loss, watch: Callable[..., States], rows: Callable, words: Vocabulary
 ) -> Callable:
   """Makes the sums for validation; arguments as for `make_loss`.
 
@@ -281,27 +281,27 @@ def make_measure(
   """
 
   def measure(module, target, batch) -> dict[str, Array]:
-    seen = watch(target, batch)
+    states = watch(target, batch)
     output = rows(target)
-    length = seen.final.shape[1]
-    everywhere, best = normalizers(seen.final, output, words)
-    law = _with_rest(project(seen.final, output[words.ids]), everywhere)
+    length = states.final.shape[1]
+    everywhere, best = normalizers(states.final, output, words)
+    law = _with_rest(project(states.final, output[words.ids]), everywhere)
     sums = {}
     for j, (logits, more, places) in enumerate(
-      head_logits(module, seen, batch, loss.depth), 1
+      head_logits(module, states, batch, loss.depth), 1
     ):
       weights = _at(places, counted(batch, j - 1, loss.first))
       if loss.selects:
         logits = dflash2.spread(*more, logits.shape[-1])
       logits = logits[..., : len(words.ids)]
       judge = _at(places, ahead(law, j, length))
-      away = losses.total_variation(
+      distance = losses.total_variation(
         _with_rest(logits, None), judge, None, weights
       )
-      said = jnp.asarray(words.ids)[jnp.argmax(logits, axis=-1)]
-      same = said == _at(places, ahead(best, j, length))
+      predicted = jnp.asarray(words.ids)[jnp.argmax(logits, axis=-1)]
+      same = predicted == _at(places, ahead(best, j, length))
       sums[f"tokens_{j}"] = jnp.sum(weights)
-      sums[f"accepted_{j}"] = jnp.sum(weights) * (1 - away)
+      sums[f"accepted_{j}"] = jnp.sum(weights) * (1 - distance)
       sums[f"agreed_{j}"] = jnp.sum(weights * same)
     return sums
 

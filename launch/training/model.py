@@ -55,7 +55,7 @@ def task(config, mesh: Mesh) -> Task:
     begin=lambda folder: tokenizers.save_if_missing(
       tokenizer, config.tokenizer
     ),
-    knows=bool(config.init_from),
+    validate_first=bool(config.init_from),
     batches=data.batches_of(config, tokenizer),
   )
 

@@ -20,7 +20,7 @@ from flax import nnx
 
 from launch import processes, results
 from launch.training import head, model, step, t5
-from launch.training.step import say
+from launch.training.step import log
 
 # Settings that may change within a run; others make it another run.
 _MAY_CHANGE = {
@@ -124,18 +124,18 @@ class Run:
       self.steps.init(jax.random.key(config.seed)), self.iterator
     )
     if done and done >= config.num_steps:
-      say(f"over: {done} steps done, config.num_steps is {config.num_steps}")
+      log(f"finished: {done} steps, config.num_steps is {config.num_steps}")
       return self.task.module(state.params), True
     if self.chief:
       text = config.to_json_best_effort(indent=2)
       results.write(self.folder / "config.json", text + "\n")
     metrics = Metrics(self.folder if self.chief else None, done=done)
     if done:
-      say(f"resumed at step {done}")
+      log(f"resumed at step {done}")
     else:
       parameters = sum(x.size for x in jax.tree.leaves(state.params))
-      say(f"{parameters:,} parameters on {dict(self.mesh.shape)}")
-      if self.task.knows and self.validation:  # the initial parameters
+      log(f"{parameters:,} parameters on {dict(self.mesh.shape)}")
+      if self.task.validate_first and self.validation:
         metrics.write(0, self.validate(state.params))
     timed, start = None, 0.0  # the first step compiles
     while done < config.num_steps:
@@ -162,10 +162,10 @@ class Run:
       if timed is None or logs or validates:
         jax.block_until_ready(loss)
         timed, start = done, time.perf_counter()
-      ends = stop.asked or saved.preempted(done)
+      ends = stop.requested or saved.preempted(done)
       saved.save(done, state, self.iterator, force=ends or last)
       if ends and not last:
-        say(f"stopped at step {done}; the same command goes on from there")
+        log(f"stopped at step {done}; the same command continues")
         break
     return self.task.module(state.params), done >= config.num_steps
 
@@ -255,8 +255,8 @@ class Metrics:
     lines: list[dict] = []
     if done and self._path.exists():
       # The last line of a killed run may be incomplete.
-      *whole, _ = self._path.read_text("utf-8").split("\n")
-      lines = [json.loads(line) for line in whole]
+      *complete, _ = self._path.read_text("utf-8").split("\n")
+      lines = [json.loads(line) for line in complete]
     results.write(
       self._path, results.dumps(x for x in lines if x["step"] <= done)
     )
@@ -266,7 +266,7 @@ class Metrics:
     if self._path is None:
       return
     line = {"step": step, **values}
-    say(json.dumps(line))
+    log(json.dumps(line))
     with open(self._path, "a", encoding="utf-8") as file:
       file.write(json.dumps(line) + "\n")
 
@@ -277,7 +277,7 @@ class Stop:
   With several processes, jax catches SIGTERM.
   """
 
-  asked = False
+  requested = False
 
   def __enter__(self):
     self._before = {}
@@ -291,7 +291,7 @@ class Stop:
       signal.signal(number, handler)
 
   def _note(self, number, _):
-    self.asked = True
+    self.requested = True
     if number == signal.SIGINT:
       signal.signal(number, self._before[number])
 

@@ -143,7 +143,7 @@ class Task:
       the validation batches, and these batches.
     export: `(module, directory)`, writes it in its published format.
     begin: `folder`, writes further files to keep in WORKDIR.
-    knows: whether to validate the initial parameters.
+    validate_first: whether to validate the initial parameters.
   """
 
   tokenizer: Tokenizer
@@ -156,7 +156,7 @@ class Task:
   ]
   export: Callable[[nnx.Module, str], None]
   begin: Callable[[pathlib.Path], None] = lambda folder: None
-  knows: bool = False
+  validate_first: bool = False
 
 
 def jitted(
@@ -215,7 +215,7 @@ def jitted(
   )
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
   """Prints a line on stderr, on the chief only."""
   if jax.process_index() == 0:
     print(text, file=sys.stderr, flush=True)

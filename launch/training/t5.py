@@ -127,8 +127,8 @@ def next_token(
   tokens, lengths = batch["tokens"], batch["lengths"]
   output, _ = module(tokens[:, :-1], _memory(module, batch))
   nats = cross_entropy(output.logits, tokens[:, 1:], smoothing)
-  told = jnp.arange(1, tokens.shape[1]) < lengths[:, None]
-  return jnp.sum(jnp.where(told, nats, 0)), jnp.sum(told)
+  valid = jnp.arange(1, tokens.shape[1]) < lengths[:, None]
+  return jnp.sum(jnp.where(valid, nats, 0)), jnp.sum(valid)
 
 
 def block(
@@ -156,13 +156,13 @@ def block(
   targets = jnp.take_along_axis(tokens, place, axis=1)
   memory = _memory(module, batch)
   predict = functools.partial(module, tokens, known, memory)
-  said = jax.lax.stop_gradient(predict())
-  wrong = inside & (jnp.argmax(said, axis=-1) != targets)
-  told = jnp.round(glance * wrong.sum(-1)).astype(jnp.int32)
+  guess = jax.lax.stop_gradient(predict())
+  wrong = inside & (jnp.argmax(guess, axis=-1) != targets)
+  num_shown = jnp.round(glance * wrong.sum(-1)).astype(jnp.int32)
   order = jax.random.uniform(show_key, inside.shape)
   order = jnp.where(inside, order, 2.0)  # any may be revealed, none beyond
   rank = jnp.argsort(jnp.argsort(order, axis=1), axis=1)
-  shown = (rank < told[:, None]) & inside
+  shown = (rank < num_shown[:, None]) & inside
   nats = cross_entropy(
     predict(revealed=targets, shown=shown), targets, smoothing
   )

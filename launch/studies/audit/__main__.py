@@ -59,8 +59,8 @@ def _number(distance: float) -> str:
 def _smallest(case: dict | None) -> str:
   if case is None:
     return "–"
-  whole = case["denominator"]
-  pair = lambda name: ", ".join(f"{k}/{whole}" for k in case[name])
+  total = case["denominator"]
+  pair = lambda name: ", ".join(f"{k}/{total}" for k in case[name])
   return (
     f"{case['depth']}, ({pair('draft')}), ({pair('target')}), "
     f"{_number(case['distance'])}"

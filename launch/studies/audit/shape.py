@@ -206,16 +206,16 @@ def smallest(method: Method) -> dict | None:
     None if there is none up to fifths.
   """
   sizes = itertools.product(range(1, method.depth + 1), (2, 3), range(2, 6))
-  for depth, vocab, whole in sizes:
-    parts = itertools.product(range(1, whole), repeat=vocab)
-    numerators = [p for p in parts if sum(p) == whole]
+  for depth, vocab, total in sizes:
+    parts = itertools.product(range(1, total), repeat=vocab)
+    numerators = [p for p in parts if sum(p) == total]
     for p, q in itertools.product(numerators, repeat=2):
-      draft, target = (constant(np.array(k) / whole) for k in (p, q))
+      draft, target = (constant(np.array(k) / total) for k in (p, q))
       instance = Instance(name="small", draft=draft, target=target)
       distance = outcome(method, instance, depth).distance
       if distance > 1e-9:
         return dict(
-          depth=depth, denominator=whole, draft=list(p), target=list(q),
+          depth=depth, denominator=total, draft=list(p), target=list(q),
           distance=distance,
         )  # fmt: skip
   return None

@@ -140,8 +140,8 @@ def test_rounds_of_running_rows_emit_what_rounds_of_all_do():
   )
   requests = served.requests(9, vocab=decoding.VOCAB, budget=20)
   waiting, texts, rows, used = list(range(9)), {}, {}, []
-  make = few._chosen
-  few._chosen = lambda count: used.append(count) or make(count)
+  make = few._rows_for
+  few._rows_for = lambda count: used.append(count) or make(count)
   while waiting or rows:
     free = [row for row in (4, 1, 5, 0, 2, 3) if row not in rows]
     begun = [(row, waiting.pop(0)) for row in free[:2] if waiting]

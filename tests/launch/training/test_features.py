@@ -73,7 +73,7 @@ def test_the_loss_is_the_one_of_features_on_the_fly(
     )(batch)
 
   actual, measured = of(features.reader(layers))
-  expected, fresh = of(head_loss.target_pass(module, layers))
+  expected, fresh = of(head_loss.make_pass(module, layers))
   np.testing.assert_allclose(actual, expected, rtol=0.01)
   assert actual > 0.01
   for name, value in fresh.items():

@@ -141,7 +141,7 @@ def test_blocks_are_trained_as_they_are_drafted(blocks, target):
   models = pair.load(config)
   built = pair.assemble(config, models)
   module, head = checkpoints.load_module(target), models.draft
-  watch = head_loss.target_pass(module, head.features)
+  watch = head_loss.make_pass(module, head.features)
   propose, step = jax.jit(built.decoder.propose), jax.jit(built.decoder.step)
 
   @jax.jit

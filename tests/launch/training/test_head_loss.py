@@ -67,7 +67,7 @@ def case(module, request):
     assert [x.shape[1] for x in begin] == [10, 6, 3]
   if blocks or masks:
     batch["places"] = PLACES
-  watch = head_loss.target_pass(module, layers)
+  watch = head_loss.make_pass(module, layers)
   rows = lambda params: head_starts.output_rows(module)
   words = Vocabulary(ids, V)
   params = nnx.state(module)
@@ -236,7 +236,7 @@ def test_dflash_2s_selector_learns_the_text_where_it_is_a_candidate(module):
     "tokens": tokens, "segments": np.ones((1, 11), np.int32),
     "positions": np.arange(11)[None], "places": np.array([[2, 8, 5, 0]]),
   }  # fmt: skip
-  watch = head_loss.target_pass(module, (1,))
+  watch = head_loss.make_pass(module, (1,))
   loss = Loss(
     objective="next_token", depth=2, decay=0.5, feature_weight=0.0, first=0,
     selects=True,
