@@ -90,7 +90,7 @@ def param_specs(params, sharding: Sharding):
   return jax.tree_util.tree_map_with_path(spec, params, is_leaf=is_quantized)
 
 
-# Weights that every device holds whole.
+# Weights that every device stores in full.
 REPLICATED = (
   "router", "q_a", "kv_a", "per_layer_gate", "per_layer_out",
   "per_layer_projection", "gate_proj", "joint_proj", "confidence_head",

@@ -190,12 +190,12 @@ def work(
   layers, specs = c.layers, c.attentions
   attentions = [i for i in every if i not in skipped.attention]
   mlps = [i for i in every if i not in skipped.mlp]
-  beside = [block for i in mlps if (block := layers[i].beside) is not None]
+  extra = [block for i in mlps if (block := layers[i].extra) is not None]
   sums = len(attentions) + len(mlps)
   if layers[0].parallel:  # both blocks of a layer are added before the sum
     sums = len({*attentions, *mlps})
   inside = sum(2 * mlp_width(layers[i]) for i in mlps)
-  inside += sum(2 * block.expert_dim for block in beside)
+  inside += sum(2 * block.expert_dim for block in extra)
   cache_bytes, products = 0.0, 0
   for i in attentions:
     of = specs.get(i, c.attention)  # recurrent ones: as others
@@ -217,10 +217,10 @@ def work(
   memory = lambda of: jax.eval_shape(lambda: delta_memory(of, 1, DTYPE))
   memories = list(map(memory, c.deltas.values()))
   return Work(
-    blocks=len(attentions) + len(mlps) + len(beside),
+    blocks=len(attentions) + len(mlps) + len(extra),
     embed_dim=embed,
     vocab_size=c.vocab_size,
-    summed=(sums + len(beside) + 1) * embed + c.num_layers * c.per_layer_dim,
+    summed=(sums + len(extra) + 1) * embed + c.num_layers * c.per_layer_dim,
     weights=numbers,
     weight_bytes=per_number * numbers,
     mixtures=tuple(mixtures.items()),

@@ -149,7 +149,7 @@ class LayerSpec:
     norms: "pre", before both blocks; "post", after both, before the residual is
       added; or "both".
     parallel: whether both blocks read the layer's input (NeoX).
-    beside: a mixture in parallel with the feed-forward block, each between its
+    extra: a mixture in parallel with the feed-forward block, each between its
       own norms, whose outputs are added (Gemma 4); `norms` is then "both".
     scaled: whether the output is multiplied by a learned scalar (Gemma 4).
   """
@@ -158,13 +158,13 @@ class LayerSpec:
   feed_forward: DenseSpec | Mixture
   norms: str = "pre"
   parallel: bool = False
-  beside: Mixture | None = None
+  extra: Mixture | None = None
   scaled: bool = False
 
   @property
   def blocks(self) -> tuple[DenseSpec | Mixture, ...]:
     """The feed-forward block, and the parallel mixture if there is one."""
-    return (self.feed_forward, *([self.beside] if self.beside else []))
+    return (self.feed_forward, *([self.extra] if self.extra else []))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

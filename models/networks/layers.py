@@ -304,10 +304,10 @@ class Layer(nnx.Module):
       self.mlp = mixture(self.spec.feed_forward)
     if after:
       self.mlp_out_norm = norm()
-    if self.spec.beside is not None:
+    if self.spec.extra is not None:
       self.beside_norm, self.beside_out_norm = norm(), norm()
       self.mlp_alone_norm = norm()
-      self.beside = mixture(self.spec.beside)
+      self.extra = mixture(self.spec.extra)
     if size := config.per_layer_dim:
       self.act = ACTIVATIONS[self.spec.feed_forward.activation]
       self.per_layer_gate = Linear(config.embed_dim, size, False, dtype, rngs)
@@ -375,8 +375,8 @@ class Layer(nnx.Module):
       out = self.mlp(x, layer=at)
     else:
       out = self.mlp(x)
-    if self.spec.beside is not None:
-      more = self.beside(
+    if self.spec.extra is not None:
+      more = self.extra(
         self.beside_norm(residual), routed_by=residual, layer=at
       )
       out = self.mlp_alone_norm(out) + self.beside_out_norm(more)
@@ -412,8 +412,8 @@ def active_weights(config: TransformerConfig, index: int) -> tuple[int, int]:
     return sum(x.size for x in leaves if x.ndim > 1)
 
   mlp = count(layer.mlp)
-  if layer.spec.beside is not None:
-    mlp += count(layer.beside)
+  if layer.spec.extra is not None:
+    mlp += count(layer.extra)
   for block in layer.spec.blocks:
     if isinstance(block, Mixture):
       others = block.num_experts - block.num_chosen

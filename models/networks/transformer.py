@@ -197,10 +197,8 @@ class Transformer(nnx.Module):
       if mask is None:
         paths[kernel] = gated_delta.chain(fed, segments, kernel, cache)
       else:
-        whole = (
-          within_rows(positions, mask, segments) if cache is None else mask
-        )
-        paths[kernel] = gated_delta.from_mask(whole, kernel, cache)
+        full = within_rows(positions, mask, segments) if cache is None else mask
+        paths[kernel] = gated_delta.from_mask(full, kernel, cache)
     if cache is not None:
       cache = cache_lib.write_positions(cache, positions)
       sees = {
@@ -338,7 +336,7 @@ def within_rows(
   Args:
     positions: `i32[B, T]`, of each token in its document.
     mask: `bool[T, T]` or `bool[B, T, T]`; None for a causal chain.
-    segments: `i32[B, T]`, the document of each token; None if rows are one.
+    segments: `i32[B, T]`, the document of each token; None for one per row.
     window: sliding-window size, or None.
   """
   rows, fed = positions.shape

@@ -142,11 +142,11 @@ def _gemma4():
     second.attention, num_kv_heads=1, head_dim=12, keys_as_values=True,
     rope=Rope(theta=900.0, dim=12, factors=(1.0,) * 3 + (float("inf"),) * 3),
   )  # fmt: skip
-  beside = Mixture(
+  extra = Mixture(
     num_experts=4, num_chosen=2, embed_dim=32, expert_dim=12,
     router_norm_eps=1e-3, activation="gelu_tanh",
   )  # fmt: skip
-  second = put(second, attention=wide, beside=beside)
+  second = put(second, attention=wide, extra=extra)
   third = put(third, scaled=True, attention=put(third.attention, source=0))
   return first, second, third
 

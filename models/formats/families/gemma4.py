@@ -29,7 +29,7 @@ def _read(settings: Settings) -> TransformerConfig:
     get(settings, key, bool)
     for key in ("attention_k_eq_v", "use_double_wide_mlp", "attention_bias")
   )
-  beside, layers = _mixture(settings, sizes), []
+  extra, layers = _mixture(settings, sizes), []
   for i, kind in enumerate(kinds):
     shares = i >= len(unshared)
     heads = _heads(settings, sizes, i, kind)
@@ -47,7 +47,7 @@ def _read(settings: Settings) -> TransformerConfig:
       keys_as_values=same and kind == FULL,
       source=len(unshared) - 1 - unshared[::-1].index(kind) if shares else None,
     )  # fmt: skip
-    layers.append(dataclasses.replace(layer, scaled=True, beside=beside))
+    layers.append(dataclasses.replace(layer, scaled=True, extra=extra))
   size = get(settings, "hidden_size_per_layer_input", int, 0, least=0)
   tokens = get(settings, "vocab_size_per_layer_input", int) if size else 0
   return reading.model(
@@ -103,7 +103,7 @@ def _ignores(name: str, config: TransformerConfig) -> bool:
 _ROPE = {
   FULL: dict(rope_type="proportional", partial_rotary_factor=0.25), SLIDING: {},
 }  # fmt: skip
-_BESIDE, _THEIRS = "layers.#.beside", "layers.#.experts.gate_up_proj"
+_EXTRA, _THEIRS = "layers.#.extra", "layers.#.experts.gate_up_proj"
 FAMILY = Family(
   name="gemma4_text",
   read=_read,
@@ -119,17 +119,17 @@ FAMILY = Family(
     "layers.#.mlp_alone_norm": "layers.#.post_feedforward_layernorm_1",
     "layers.#.beside_norm": "layers.#.pre_feedforward_layernorm_2",
     "layers.#.beside_out_norm": "layers.#.post_feedforward_layernorm_2",
-    f"{_BESIDE}.router": "layers.#.router.proj",
-    f"{_BESIDE}.router.scale": "layers.#.router.scale",
-    f"{_BESIDE}.router.expert_scale": "layers.#.router.per_expert_scale",
-    f"{_BESIDE}.experts.gate": _THEIRS,
-    f"{_BESIDE}.experts.up": _THEIRS,
-    f"{_BESIDE}.experts.down": "layers.#.experts.down_proj",
+    f"{_EXTRA}.router": "layers.#.router.proj",
+    f"{_EXTRA}.router.scale": "layers.#.router.scale",
+    f"{_EXTRA}.router.expert_scale": "layers.#.router.per_expert_scale",
+    f"{_EXTRA}.experts.gate": _THEIRS,
+    f"{_EXTRA}.experts.up": _THEIRS,
+    f"{_EXTRA}.experts.down": "layers.#.experts.down_proj",
   },
   layouts={
-    f"{_BESIDE}.experts.gate": _half(0),
-    f"{_BESIDE}.experts.up": _half(1),
-    f"{_BESIDE}.experts.down": SWAPPED,
+    f"{_EXTRA}.experts.gate": _half(0),
+    f"{_EXTRA}.experts.up": _half(1),
+    f"{_EXTRA}.experts.down": SWAPPED,
   },
   defaults=dict(
     gemma2.DEFAULTS, sliding_window=512, final_logit_softcapping=None,

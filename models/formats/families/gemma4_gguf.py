@@ -10,7 +10,7 @@ from models.formats.families.llama import GGUF_SIZES
 from models.formats.families.reading import FULL, SLIDING
 
 _SHARED = "attention.shared_kv_layers"
-_BESIDE, _PATTERN = "layers.#.beside", "attention.sliding_window_pattern"
+_EXTRA, _PATTERN = "layers.#.extra", "attention.sliding_window_pattern"
 
 
 def _each(settings: Mapping[str, Any], key: str, count: int) -> list[int]:
@@ -87,11 +87,11 @@ GGUF = Gguf(
   },
   tensors={
     "layers.#.scalar": "layers.#.layer_scalar.weight",
-    f"{_BESIDE}.router.scale": "layers.#.router.proj.scale",
-    f"{_BESIDE}.router.expert_scale": "layers.#.experts.down_proj.scale",
-    f"{_BESIDE}.experts.gate": "layers.#.experts.gate_up_proj.weight",
-    f"{_BESIDE}.experts.up": "layers.#.experts.gate_up_proj.weight",
-    f"{_BESIDE}.experts.down": "layers.#.experts.down_proj.weight",
+    f"{_EXTRA}.router.scale": "layers.#.router.proj.scale",
+    f"{_EXTRA}.router.expert_scale": "layers.#.experts.down_proj.scale",
+    f"{_EXTRA}.experts.gate": "layers.#.experts.gate_up_proj.weight",
+    f"{_EXTRA}.experts.up": "layers.#.experts.gate_up_proj.weight",
+    f"{_EXTRA}.experts.down": "layers.#.experts.down_proj.weight",
   },
   settings=_settings,
 )  # fmt: skip

@@ -114,11 +114,11 @@ def test_layers_of_other_heads_are_cached_apart(low):
     full.attention, num_kv_heads=1, head_dim=12, keys_as_values=True,
     rope=dataclasses.replace(full.attention.rope, dim=12, factors=None),
   )  # fmt: skip
-  beside = Mixture(
+  extra = Mixture(
     num_experts=4, num_chosen=2, embed_dim=32, expert_dim=12,
     router_norm_eps=1e-6,
   )  # fmt: skip
-  full = dataclasses.replace(full, attention=few, beside=beside)
+  full = dataclasses.replace(full, attention=few, extra=extra)
   config = TransformerConfig(
     layers=(slides, slides, full) * 2,
     vocab_size=61,

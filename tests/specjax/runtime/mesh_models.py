@@ -53,13 +53,13 @@ def _gemma4() -> TransformerConfig:
     slides.attention, head_dim=6, window=None, keys_as_values=True,
     rope=Rope(theta=900.0, dim=6, factors=(1.0, 1.0, float("inf"))),
   )  # fmt: skip
-  beside = dataclasses.replace(_MIXTURE, router_norm_eps=1e-3)
+  extra = dataclasses.replace(_MIXTURE, router_norm_eps=1e-3)
   reads = dataclasses.replace(slides.attention, source=0)
   change = dataclasses.replace
   return TransformerConfig(
     layers=(
       change(slides, scaled=True),
-      change(slides, scaled=True, attention=full, beside=beside),
+      change(slides, scaled=True, attention=full, extra=extra),
       change(slides, scaled=True, attention=reads),
     ),
     **FRAME, embed_scale=4.0, logit_softcap=4.0, tied_embeddings=True,
