@@ -112,7 +112,7 @@ class ConvLayer(Layer):
     self.attention_conv = GroupedConv(config, dtype, rngs)
     self.mlp_conv = GroupedConv(config, dtype, rngs)
 
-  def attended(self, x, rotary, sees, kv, start, *, layer=None):
+  def attend(self, x, rotary, sees, kv, start, *, layer=None):
     """As of `Layer`."""
     x = self.attention_norm(x)
     read, given = self.attention_conv(x)
@@ -121,7 +121,7 @@ class ConvLayer(Layer):
     )
     return convolved(out, given), kv
 
-  def fed_forward(self, x: Array, *, at: Array | None = None) -> Array:
+  def mlp_output(self, x: Array, *, at: Array | None = None) -> Array:
     """As of `Layer`."""
     del at
     x = self.mlp_norm(x)
