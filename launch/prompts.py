@@ -96,7 +96,7 @@ class Settings(BaseModel):
   )
   ignore_eos: bool | None = None
 
-  def given(self, *, vocab_size: int) -> dict[str, Any]:
+  def overrides(self, *, vocab_size: int) -> dict[str, Any]:
     """Fields of `specjax.runtime.requests.Settings` that are not None."""
     names = [field.name for field in dataclasses.fields(requests.Settings)]
     values = {name: getattr(self, name, None) for name in names}
@@ -309,7 +309,7 @@ def _samples(
   encoder: Encoder | None,
 ) -> list[Prompt]:
   """The prompts of a line, one per sample."""
-  given = line.given(vocab_size=tokenizer.vocab_size)
+  given = line.overrides(vocab_size=tokenizer.vocab_size)
   if max_new_tokens and (line.max_new_tokens or 0) > max_new_tokens:
     raise ValueError(
       f"max_new_tokens: {line.max_new_tokens}, but buffers are made for "

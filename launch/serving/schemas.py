@@ -205,7 +205,7 @@ def read(
     raise _refused("n", f"at most {defaults.most} completions, got {count}")
   budgets = [_budget(body, prompt, defaults) for prompt in prompts]
   try:
-    given = body.given(vocab_size=defaults.vocab_size)
+    given = body.overrides(vocab_size=defaults.vocab_size)
   except ValueError as error:
     name, _, reason = str(error).partition(": ")
     raise _refused(name, reason) from None

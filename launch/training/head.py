@@ -29,7 +29,7 @@ from models.formats import head_saving
 from models.networks.dflash import Parallel
 from models.networks.dflash2 import DFlash2
 from models.networks.dspark import DSpark
-from models.networks.training_time_test import kept
+from models.networks.training_time_test import num_kept
 from models.networks.transformer import Features, Transformer, as_language_model
 from models.tokenizers import Tokenizer
 
@@ -80,7 +80,7 @@ def task(config, mesh: Mesh, folder: pathlib.Path) -> Task:
   if isinstance(module, Parallel) or loss.by_count:
     place = functools.partial(
       jax.jit(draw_places, static_argnames=("count", "first")),
-      count=config.head.get("anchors") or kept(config.sequence_length, 1),
+      count=config.head.get("anchors") or num_kept(config.sequence_length, 1),
       first=loss.first,
     )
 

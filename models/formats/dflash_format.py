@@ -210,10 +210,10 @@ def _native(config: Mapping[str, Any], target: Target) -> HeadShape:
   if ids is None:
     count = get(config, "num_hidden_layers", int)
     ids = [i - 1 for i in usual_layers(count, target.num_layers)]
-  said = {"is_causal": config.get("is_causal")}
-  said |= {f"dflash_config.{x}": of_dflash.get(x) for x in _CAUSAL}
-  causal = get({"causal": json_files.agreed(said)}, "causal", bool, None)
-  return made(
+  flags = {"is_causal": config.get("is_causal")}
+  flags |= {f"dflash_config.{x}": of_dflash.get(x) for x in _CAUSAL}
+  causal = get({"causal": json_files.agreed(flags)}, "causal", bool, None)
+  return make_shape(
     config,
     target,
     features=layers_read(name, ids, target, outputs=True, last=False),
@@ -226,7 +226,7 @@ def _native(config: Mapping[str, Any], target: Target) -> HeadShape:
 
 
 def _of_second(of_head: Mapping[str, Any]) -> dict[str, Any]:
-  """DFlash 2's further settings, as arguments of `made`."""
+  """DFlash 2's further settings, as arguments of `make_shape`."""
   known = {*_SIZES_OF_2.values(), _SCALE, _SOFTCAP, _INPUTS}
   json_files.refuse_unknown(of_head, _OF_DFLASH | known)
   if of_head.get(_INPUTS) not in (None, 1):
@@ -265,11 +265,11 @@ def _speculators(config: Mapping[str, Any], target: Target) -> HeadShape:
   for name, only in _ONLY.items():
     if config.get(name) not in (None, only):
       raise ValueError(f"{name} must be {only!r}, got {config[name]!r}")
-  return made(settings, target, **of_speculators(config, target))
+  return make_shape(settings, target, **of_speculators(config, target))
 
 
 def of_speculators(config: Mapping[str, Any], target: Target) -> dict[str, Any]:
-  """`speculators`' settings of a block, as arguments of `made`."""
+  """`speculators`' settings of a block, as arguments of `make_shape`."""
   words = get(config, "draft_vocab_size", int)
   name = "aux_hidden_state_layer_ids"
   return {
@@ -284,7 +284,7 @@ def of_speculators(config: Mapping[str, Any], target: Target) -> dict[str, Any]:
   }
 
 
-def made(
+def make_shape(
   config: Mapping[str, Any],
   target: Target,
   *,

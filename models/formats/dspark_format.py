@@ -157,7 +157,7 @@ def _speculators(config: Mapping[str, Any], target: Target) -> HeadShape:
 
 
 def _without_windows(config, target: Target, **sizes: Any) -> HeadShape:
-  made = dflash_format.made(config, target, kind=DSparkConfig, **sizes)
+  made = dflash_format.make_shape(config, target, kind=DSparkConfig, **sizes)
   if made.config.layers.has_windows:  # type: ignore[attr-defined]
     raise ValueError("a DSpark head cannot have sliding windows")
   return made

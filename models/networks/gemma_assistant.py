@@ -115,7 +115,7 @@ class Assistant(nnx.Module):
       x = x * jnp.asarray(self.config.embed_scale, x.dtype)
     x = self.enter(jnp.concatenate([x, hidden.astype(self.dtype)], axis=-1))
     kinds = [*c.attentions.values()]
-    sees = {w: seen(cache, tokens, w) for w in {a.window for a in kinds}}
+    sees = {w: visible(cache, tokens, w) for w in {a.window for a in kinds}}
     tables = {a.rope: a.rope and a.rope.table(positions) for a in kinds}
     for layer, a in zip(self.layers, kinds, strict=True):
       assert a.source is not None
@@ -145,7 +145,7 @@ class Assistant(nnx.Module):
     return jnp.put_along_axis(every, ids, scores, axis=-1, inplace=False)
 
 
-def seen(cache: Cache, tokens: Array, window: int | None) -> Visible:
+def visible(cache: Cache, tokens: Array, window: int | None) -> Visible:
   """The slots of a text that tokens outside it see.
 
   Args:

@@ -111,7 +111,7 @@ class BlockDrafter(nnx.Module):
     for i, layer in enumerate(t5.decoder.layers):
       x, _ = layer(
         x, bias, sees,
-        memory=(memory.keys[i], memory.values[i], memory.seen(positions, None)),
+        memory=(memory.keys[i], memory.values[i], memory.sees(positions, None)),
       )  # fmt: skip
     return t5.logits(x[:, width:])
 

@@ -47,7 +47,7 @@ class Memory:
   values: tuple[Array, ...]
   mask: Array
 
-  def seen(self, tokens: Array, cache: Cache | None) -> Visible | Array:
+  def sees(self, tokens: Array, cache: Cache | None) -> Visible | Array:
     """The slots that `tokens: i32[B, T]` see, for `Attention`."""
     if cache is None:
       return _seen_by_all(self.mask, tokens.shape[1])
@@ -244,7 +244,7 @@ class T5(nnx.Module):
       cache = cache_lib.write_positions(cache, positions)
       sees = cache_lib.visible(cache, positions, mask)
     x, inputs, pairs = (
-      self.widen(self.embed(tokens)), memory.seen(tokens, cache), [],
+      self.widen(self.embed(tokens)), memory.sees(tokens, cache), [],
     )  # fmt: skip
     for i, layer in enumerate(self.decoder.layers):
       x, kv = layer(

@@ -72,7 +72,7 @@ def unroll(
     yield logits, hidden
 
 
-def kept(length: int, step: int) -> int:
+def num_kept(length: int, step: int) -> int:
   """Positions of a row of `length` from which P-EAGLE trains a step from 1.
 
   The share falls by 0.7 a step, to 0.2 at least, as in `speculators`. Rows
@@ -96,7 +96,7 @@ def unmask(
   Args:
     module, tokens, features, positions, segments, steps: as for `unroll`.
     places: `i32[B, A]`, positions to draft from, in random order: step j takes
-      the first `kept(T, j)`, step 0 all T positions.
+      the first `num_kept(T, j)`, step 0 all T positions.
 
   Yields:
     Logits at each step, as `unroll`, and the step's positions, None for all.
@@ -114,7 +114,7 @@ def unmask(
   yield logits, None
   unknown = module.fuse(module.mask_hidden[...])
   for step in range(1, steps):
-    some = places[:, : kept(length, step)]
+    some = places[:, : num_kept(length, step)]
     size = some.shape[1]
     logits, _, written = module(
       jnp.full((rows, size), mask_token, tokens.dtype),

@@ -12,7 +12,7 @@ from launch.training.head_loss import Loss, Vocabulary
 from models import checkpoints, head_starts
 from models.networks.dflash2 import DFlash2
 from models.networks.dspark import DSpark
-from models.networks.training_time_test import kept
+from models.networks.training_time_test import num_kept
 
 V, WORDS, DEPTH = 4096, 64, 3
 
@@ -63,7 +63,7 @@ def case(module, request):
   if blocks:
     begin = [PLACES] * DEPTH
   if masks:
-    begin[1:] = [PLACES[:, : kept(length, j)] for j in range(1, DEPTH)]
+    begin[1:] = [PLACES[:, : num_kept(length, j)] for j in range(1, DEPTH)]
     assert [x.shape[1] for x in begin] == [10, 6, 3]
   if blocks or masks:
     batch["places"] = PLACES
