@@ -523,7 +523,7 @@ class Decoder:
         given.lengths[0], given.max_new_tokens, given.sampling, slots,
       )  # fmt: skip
     fresh = dataclasses.replace(fresh, num_steps=state.num_steps)
-    return rows.give(axes, state, (row,), fresh)
+    return rows.merge(axes, state, (row,), fresh)
 
   def _extended(
     self, params: Params, state: DecodeState, row: Array, *more: Any
@@ -531,7 +531,7 @@ class Decoder:
     axes, in_place = self.row_axes(state), self.target.takes_rows
     alone = rows.take(axes, state, row, row, 0, in_place=in_place)
     longer = self._appended(params, alone, *more)
-    return rows.give(axes, state, (row,), longer)
+    return rows.merge(axes, state, (row,), longer)
 
   def _blank(self, params: Params, given: Prompts, buffer_length: int) -> Any:
     """The drafter's state of fresh rows."""

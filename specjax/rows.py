@@ -73,7 +73,7 @@ def select(
   in_place: bool,
   places: tuple[Array, ...] | None = None,
 ) -> DecodeState:
-  """Takes a few rows out as a state of their own; see `give`.
+  """Takes a few rows out as a state of their own; see `merge`.
 
   Args:
     axes: the row axis of each leaf.
@@ -132,10 +132,10 @@ def take(
   return select(axes, state, (source,), in_place=in_place, places=(row,))
 
 
-def give(
+def merge(
   axes: Any, state: DecodeState, rows: tuple[Array, ...], some: DecodeState
 ) -> DecodeState:
-  """Puts rows from `select` or `take` back; see `put`."""
+  """Merges rows from `select` or `take` back into a state; see `put`."""
   cache = some.target_cache
   is_view = lambda x: isinstance(x, cache_lib.RowsView)
   buffers, form = jax.tree.flatten((*cache.keys, *cache.values), is_view)

@@ -115,7 +115,7 @@ def rounds(
     some = rows.select(axes, state, running, in_place=in_place)
   idle = jnp.sum(some.done) + 1
   some = decoder.steps(params, some, most, num_idle=idle, slots=slots)
-  state = some if running is None else rows.give(axes, state, running, some)
+  state = some if running is None else rows.merge(axes, state, running, some)
   last = state.tokens.shape[1] - 1
   place = jnp.clip(start[:, None] + jnp.arange(window), 0, last)
   at = lambda array: jnp.take_along_axis(

@@ -46,8 +46,8 @@ def rule(acceptance: float = 0.8, *deeper: float) -> Rule:
     rows = np.arange(len(first))[:, None, None]
     on_path = jnp.all(first[rows, topology.paths], axis=-1)
     at = jnp.asarray(topology.depth)[:, :nodes]
-    goes_on = jnp.where(topology.num_children > 0, accept[at], 0)
-    probs = jnp.where(on_path, survival[at] * (1 - goes_on), 0)
+    continues = jnp.where(topology.num_children > 0, accept[at], 0)
+    probs = jnp.where(on_path, survival[at] * (1 - continues), 0)
     shape = len(draft.tokens), nodes
     parents = jnp.broadcast_to(topology.parents[:, :nodes], shape)
     above = jnp.take_along_axis(target_log_probs, parents[..., None], axis=1)
@@ -60,7 +60,7 @@ def rule(acceptance: float = 0.8, *deeper: float) -> Rule:
     return Verification(
       node_probs=jnp.broadcast_to(probs, shape),
       next_log_probs=lambda node: take_node(target_log_probs, node),
-      total_variation=goes_on * of_child,
+      total_variation=continues * of_child,
     )
 
   def check(tree: Tree, siblings: Siblings) -> None:

@@ -92,10 +92,10 @@ def _verify_tree(draft, topology, target_log_probs, acceptable) -> Verification:
   certain = jnp.sum(
     jnp.where(is_child & on_path[:, None, :], jnp.exp(log_prob)[:, None], 0), -1
   )
-  goes_on = jnp.any(is_child & on_path[:, None, :], axis=-1)
+  continues = jnp.any(is_child & on_path[:, None, :], axis=-1)
   here = node[:, None] == jnp.arange(tree.num_nodes)
   return Verification(
     node_probs=here.astype(target_log_probs.dtype),
     next_log_probs=lambda n: take_node(target_log_probs, n),
-    total_variation=jnp.where(goes_on, 1 - certain, 0),
+    total_variation=jnp.where(continues, 1 - certain, 0),
   )

@@ -135,16 +135,16 @@ def of_markov(
   )
 
 
-def _sure_nodes(tree: Tree, goes_on: Array) -> Array:
+def _sure_nodes(tree: Tree, continues: Array) -> Array:
   """Parents `i32[B, N]` of nodes whose ancestors all go on, -1 for the others.
 
   Args:
     tree: the whole tree.
-    goes_on: `bool[B, M]`, for all nodes above the deepest level.
+    continues: `bool[B, M]`, for all nodes above the deepest level.
   """
-  here = [jnp.ones(len(goes_on), bool)]
+  here = [jnp.ones(len(continues), bool)]
   for parent in tree.parents[1:]:
-    here.append(here[parent] & goes_on[:, parent])
+    here.append(here[parent] & continues[:, parent])
   return jnp.where(
     jnp.stack(here, axis=1), np.array(tree.parents, np.int32), -1
   )
