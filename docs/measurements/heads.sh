@@ -10,7 +10,7 @@ python=${PYTHON:-.venv/bin/python}
 seconds=${1:-90}
 out=build/heads
 mkdir -p "$out" || exit 1
-export PYTHONPATH=.
+export PYTHONPATH=. JAX_COMPILATION_CACHE_DIR="$PWD/$out/cache"
 
 run() { # NAME MODULE FLAG...
   name=$1
@@ -71,7 +71,7 @@ wait
 
 # --------------------------------------------------------------- evaluation
 
-run prompts launch.tools.held_out_prompts --count=16 \
+run prompts launch.tools.held_out_prompts --count=32 \
   --output="$out/all.jsonl"
 # Those of 65 to 128 tokens, for which programs compile once.
 [ -e "$out/prompts.jsonl" ] ||
@@ -86,16 +86,36 @@ for line in open(sys.argv[1], encoding="utf-8"):
   if 64 < len(tokenizer.encode(json.loads(line)["prompt"])) <= 128:
     print(line, end="")
 PYTHON
-systems=
-for kind in eagle3 p_eagle dflash jetspec dflash2 dspark; do
-  call=$kind families=
-  [ "$kind" != jetspec ] || call=dflash families=', families=True'
-  head="$call('$out/$kind/head'"
-  systems="$systems with_rule($head, tokens=3), block),
-    with_rule($head, tokens=3, tree=dynamic(6, top_k=3$families)), match),
-    with_rule($head, tree=k_ary(2, 1, 1)), block_transport),"
-done
-run compared launch.evaluate --config=configs/embedded.py --temperatures=0,1 \
-  --prompts="$out/prompts.jsonl" --config.max_new_tokens=64 \
-  --systems="${systems%,}" --timing=none --overwrite --output="$out/compared.json"
-cat "$out/compared.md"
+
+# Each head as chains of 3 and 5 and trees of 6 and 16 nodes, in a process of
+# its own: a process holds few programs.
+compare() { # NAME TEMPERATURE FLAG...
+  name=$1 temperature=$2
+  shift 2
+  for kind in eagle3 p_eagle dflash jetspec dflash2 dspark; do
+    call=$kind families=
+    [ "$kind" != jetspec ] || call=dflash families=', families=True'
+    head="$call('$out/$kind/head'"
+    systems="with_rule($head, tokens=3), block), with_rule($head, tokens=5), block)"
+    case $temperature in
+      0) rule=match small="tokens=3, tree=dynamic(6, top_k=3$families)"
+        large="tokens=5, tree=dynamic(16, top_k=4$families)" ;;
+      1) rule=block_transport small='tree=k_ary(2, 1, 1)'
+        large='tree=k_ary(4, 1, 1, 1)' ;;
+    esac
+    for tree in "$small" "$large"; do
+      systems="$systems, with_rule($head, $tree), $rule)"
+    done
+    run "$kind-$name-$temperature" launch.evaluate --config=configs/embedded.py \
+      --config.temperature="$temperature" --config.max_new_tokens=64 \
+      --prompts="$out/prompts.jsonl" --systems="$systems" --overwrite \
+      --output="$out/$kind-$name-$temperature.json" "$@"
+  done
+}
+compare counts 0 --timing=none &
+compare counts 1 --timing=none &
+wait
+# On a quiet machine: what a round costs.
+compare rounds 0 --timing=rounds --subset=2
+compare rounds 1 --timing=rounds --subset=2
+grep -h '^| [01] ' "$out"/*-counts-?.md "$out"/*-rounds-?.md

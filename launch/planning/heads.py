@@ -15,6 +15,7 @@ from launch.planning import networks
 from launch.planning.networks import Pass
 from models import head_shapes
 from models.head_shapes import HeadShape
+from models.networks.params import shapes_of
 from models.networks.quantized_tensor import is_quantized
 from models.sharding import REPLICATED, Sharding
 from specjax import drafters
@@ -31,10 +32,8 @@ _NO_LAYERS = dict(blocks=0, summed=0, inside=0, cache_bytes=0, products=0)
 @functools.cache
 def _module(shape: HeadShape):
   """The network with shapes instead of parameters."""
-  return nnx.eval_shape(
-    lambda: head_shapes.make(
-      shape.config, dtype=networks.DTYPE, rngs=nnx.Rngs(0)
-    )
+  return shapes_of(
+    lambda rngs: head_shapes.make(shape.config, dtype=networks.DTYPE, rngs=rngs)
   )
 
 

@@ -22,7 +22,6 @@ import statistics
 import jax
 import jax.numpy as jnp
 from absl import flags
-from flax import nnx
 
 from configs import shapes
 from launch import cli, provenance, results
@@ -81,8 +80,8 @@ def _model(config):
     model = stacked.as_language_model(config, dtype=networks.DTYPE)
     return model, networks.shapes(config)
 
-  def made():
-    module = Transformer(config, dtype=networks.DTYPE, rngs=nnx.Rngs(0))
+  def made(rngs):
+    module = Transformer(config, dtype=networks.DTYPE, rngs=rngs)
     for layer in module.layers:  # as in `checkpoints.load`
       lay_out(layer)
     return module

@@ -29,6 +29,7 @@ from models.formats import head_saving
 from models.networks.dflash import Parallel
 from models.networks.dflash2 import DFlash2
 from models.networks.dspark import DSpark
+from models.networks.params import shapes_of
 from models.networks.training_time_test import num_kept
 from models.networks.transformer import Features, Transformer, as_language_model
 from models.tokenizers import Tokenizer
@@ -100,8 +101,8 @@ def task(config, mesh: Mesh, folder: pathlib.Path) -> Task:
     return of_params
 
   dtype = jnp.dtype(config.get("compute_dtype") or jnp.float32)
-  shapes = nnx.eval_shape(
-    lambda: type(module)(module.config, dtype=dtype, rngs=nnx.Rngs(0))
+  shapes = shapes_of(
+    lambda rngs: type(module)(module.config, dtype=dtype, rngs=rngs)
   )
   computes = nnx.split(shapes, head_shapes.is_own(module), ...)[0]
 

@@ -26,6 +26,7 @@ from models.formats import json_files, safetensors_file, torch_file, weights
 from models.formats.families.family import AS_IS, Layout
 from models.formats.weights import CheckpointError, Tensor
 from models.head_shapes import HeadModule, HeadShape, Target
+from models.networks.params import shapes_of
 from models.networks.quantized_tensor import is_quantized
 from models.sharding import Sharding
 
@@ -144,8 +145,8 @@ def fill(
     ValueError: for ids that are not a valid draft vocabulary.
   """
   tensors, config = opened.tensors, opened.shape.config
-  make = lambda: head_shapes.make(config, dtype=dtype, rngs=nnx.Rngs(0))
-  graphdef, params, rest = nnx.split(nnx.eval_shape(make), nnx.Param, ...)
+  make = lambda rngs: head_shapes.make(config, dtype=dtype, rngs=rngs)
+  graphdef, params, rest = nnx.split(shapes_of(make), nnx.Param, ...)
   state = dict(nnx.to_flat_state(params))
   layers = getattr(config, "layers", None)
   shared = {"embed": target.embedding, "lm_head": target.output}

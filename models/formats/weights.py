@@ -143,8 +143,8 @@ def abstract(
   if isinstance(config, T5Config):
     return t5.abstract(config, dtype=dtype)
 
-  def make():
-    module = Transformer(config, dtype=dtype, rngs=nnx.Rngs(0))
+  def make(rngs):
+    module = Transformer(config, dtype=dtype, rngs=rngs)
     if form is not None:
       quantize_module(module, form)
     return module

@@ -234,7 +234,7 @@ def as_block_model(
   """Splits a head into pure functions and its parameters.
 
   Args:
-    module: the network, or its shapes (`nnx.eval_shape`).
+    module: the network, or its shapes (`params.shapes_of`).
     sharding: rules for activations and cache on the mesh in use; None for one
       device.
 

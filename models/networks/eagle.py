@@ -157,8 +157,10 @@ class Eagle(nnx.Module):
     read = 2 * width if first else features
     self.fc = Linear(read, width, config.fc_bias, dtype, rngs)
     if config.mask_token is not None:
-      hidden = rngs.params.normal((1, 1, features), dtype)
-      self.mask_hidden = nnx.Param(hidden)
+      hidden = nnx.initializers.normal(1.0)
+      self.mask_hidden = nnx.Param(
+        hidden(rngs.params(), (1, 1, features), dtype)
+      )
     if not first:
       self.embed_norm, self.hidden_norm = norm(), norm()
       self.final_norm = norm()
@@ -238,7 +240,7 @@ def as_feature_model(
   """Splits a head into pure functions and its parameters.
 
   Args:
-    module: an `Eagle` or `Mtp`, or its shapes (`nnx.eval_shape`).
+    module: an `Eagle` or `Mtp`, or its shapes (`params.shapes_of`).
     sharding: where activations and cache lie on the mesh in use; None for one
       device.
 

@@ -404,7 +404,7 @@ def active_weights(config: TransformerConfig, index: int) -> tuple[int, int]:
   For a mixture, only those of a token's experts.
   """
   layer = shapes_of(
-    lambda: Layer(config, jnp.float32, index=index, rngs=nnx.Rngs(0))
+    lambda rngs: Layer(config, jnp.float32, index=index, rngs=rngs)
   )
 
   def count(module) -> int:

@@ -94,7 +94,7 @@ def as_marginals(module: Medusa, *, sharding: Sharding | None = None):
   """Splits heads into pure functions and their parameters.
 
   Args:
-    module: the network, or its shapes (`nnx.eval_shape`).
+    module: the network, or its shapes (`params.shapes_of`).
     sharding: where logits lie on the mesh in use; None for one device.
 
   Returns:

@@ -26,12 +26,23 @@ def split(module: nnx.Module) -> tuple[Callable[[Any], Any], nnx.State]:
   return merge, params
 
 
-def shapes_of(make: Callable[[], nnx.Module]) -> Any:
-  """The module that a function makes, with shapes instead of parameters.
+class _OneKey:
+  """In place of `nnx.Rngs`, which takes most of a trace for its keys."""
+
+  def __init__(self):
+    key = jax.random.key(0)
+    self.params = lambda: key
+
+
+def shapes_of(make: Callable[[Any], nnx.Module]) -> Any:
+  """A module with shapes instead of parameters.
 
   On a mesh `nnx.eval_shape` would replace a quantized weight by one array.
+
+  Args:
+    make: `rngs -> module`; draws from `rngs.params` alone.
   """
-  graphdef, state = jax.eval_shape(lambda: nnx.split(make()))
+  graphdef, state = jax.eval_shape(lambda: nnx.split(make(_OneKey())))
   return nnx.merge(graphdef, state)
 
 

@@ -28,7 +28,7 @@ from jax.sharding import PartitionSpec as P
 
 from models.formats import huggingface, json_files, loading
 from models.networks import t5_config
-from models.networks.params import split
+from models.networks.params import shapes_of, split
 from models.networks.t5 import T5, Memory
 from models.networks.t5_config import T5Config
 from models.tokenizers import Tokenizer
@@ -181,9 +181,7 @@ def load(
   source = dataclasses.replace(source, tensors=tensors)
   t5 = loading.load(source, dtype=dtype)
   block = BlockConfig(t5=source.config, num_masks=len(mask))
-  module = nnx.eval_shape(
-    lambda: BlockDrafter(block, dtype=dtype, rngs=nnx.Rngs(0))
-  )
+  module = shapes_of(lambda rngs: BlockDrafter(block, dtype=dtype, rngs=rngs))
   module.t5 = t5
   module.mask = nnx.Param(jnp.asarray(mask, dtype))
   params = nnx.state(module)

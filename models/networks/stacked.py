@@ -166,8 +166,8 @@ def _modules(
   """A model without layers, and a layer of each kind, as shapes."""
 
   def shapes(make, **more):
-    def stored():
-      module = make(config, dtype=dtype, rngs=nnx.Rngs(0), **more)
+    def stored(rngs):
+      module = make(config, dtype=dtype, rngs=rngs, **more)
       if weights is not None:
         quantize_module(module, weights)
       return module

@@ -280,7 +280,7 @@ class T5(nnx.Module):
 
 def abstract(config: T5Config, *, dtype) -> T5:
   """A module with shapes instead of parameters."""
-  return shapes_of(lambda: T5(config, dtype=dtype, rngs=nnx.Rngs(0)))
+  return shapes_of(lambda rngs: T5(config, dtype=dtype, rngs=rngs))
 
 
 def as_language_model(
