@@ -89,8 +89,8 @@ PYTHON
 
 # Each head as chains of 3 and 5 and trees of 6 and 16 nodes, in a process of
 # its own: a process holds few programs.
-compare() { # NAME TEMPERATURE FLAG...
-  name=$1 temperature=$2
+compare() { # WHAT TEMPERATURE FLAG...
+  what=$1 temperature=$2
   shift 2
   for kind in eagle3 p_eagle dflash jetspec dflash2 dspark; do
     call=$kind families=
@@ -106,16 +106,15 @@ compare() { # NAME TEMPERATURE FLAG...
     for tree in "$small" "$large"; do
       systems="$systems, with_rule($head, $tree), $rule)"
     done
-    run "$kind-$name-$temperature" launch.evaluate --config=configs/embedded.py \
+    run "$kind-$what-$temperature" launch.evaluate --config=configs/embedded.py \
       --config.temperature="$temperature" --config.max_new_tokens=64 \
       --prompts="$out/prompts.jsonl" --systems="$systems" --overwrite \
-      --output="$out/$kind-$name-$temperature.json" "$@"
+      --output="$out/$kind-$what-$temperature.json" "$@"
   done
 }
 compare counts 0 --timing=none &
 compare counts 1 --timing=none &
 wait
-# On a quiet machine: what a round costs.
+# On a quiet machine: what a round costs, at T=0.
 compare rounds 0 --timing=rounds --subset=2
-compare rounds 1 --timing=rounds --subset=2
 grep -h '^| [01] ' "$out"/*-counts-?.md "$out"/*-rounds-?.md
