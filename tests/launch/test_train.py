@@ -206,7 +206,7 @@ def test_two_processes_stop_at_one_step_when_one_gets_sigterm(texts, tmp_path):
     (code, _, _), (second_code, _, second_err) = several.finish(started)
   assert cli.UNFINISHED == 75
   assert (code, second_code) == (75, 75), (lines, second_err)
-  assert "the same command goes on" in lines[-1]
+  assert "the same command continues" in lines[-1]
   folder = tmp_path / "w" / "checkpoints"
   saved = max(int(p.name) for p in folder.glob("[0-9]*"))
   steps = [record["step"] for record in metrics(tmp_path / "w")]

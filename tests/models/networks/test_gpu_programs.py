@@ -46,7 +46,8 @@ def test_a_pass_has_no_loop_and_copies_no_weight(unroll, changes, monkeypatch):
   cache = jax.eval_shape(lambda: model.init_cache(2, 1032))
   program = for_gpus(
     lambda *given: model.apply(*given)[0].logits,
-    params, jax.ShapeDtypeStruct((2, 4), jnp.int32), cache.replace(read=512),
+    params, jax.ShapeDtypeStruct((2, 4), jnp.int32),
+    cache.replace(read_slots=512),
   )  # fmt: skip
   assert "stablehlo.while" not in program
   of_weights = 7 if unroll else 4  # and four of attention
