@@ -1,7 +1,5 @@
 """A text that repeats itself is read on, and all else is drafted as before."""
 
-import dataclasses
-
 import exact_cases
 import jax
 import jax.numpy as jnp
@@ -116,18 +114,6 @@ def test_its_laws_are_those_its_tokens_are_of():
   drafter = reading_on(min_match=1)
   actual = exact.check_drafter(drafter, params, TOY, vocab_size=VOCAB)
   assert actual.method == "exact"
-
-
-def test_a_looked_up_token_under_the_law_of_the_draft_is_caught(monkeypatch):
-  """It was not drawn from it: p/q on a certain token is lossy."""
-  chosen = repeats._chosen
-
-  def claims(rows, actual, drafted):
-    draft = chosen(rows, actual, drafted)
-    return dataclasses.replace(draft, log_probs=drafted.log_probs)
-
-  monkeypatch.setattr(repeats, "_chosen", claims)
-  assert error(reading_on(), "token", AGAIN) > 1e-3
 
 
 def test_what_followed_is_drafted_where_the_text_repeats_itself():

@@ -60,16 +60,6 @@ def with_masks(vocab_size: int, token: int = 0, state: int = 0):
   )
 
 
-def shifted(drafter: Drafter) -> Drafter:
-  """A mutant: a feature beside the token before the one that follows it."""
-
-  def commit(params, state, commit):
-    path = jnp.roll(commit.path, 1, axis=1)
-    return drafter.commit(params, state, dataclasses.replace(commit, path=path))
-
-  return dataclasses.replace(drafter, commit=commit)
-
-
 def paths_of(draft, row: int) -> set:
   """The tokens after the root down to each node of a row's draft."""
   topology, drafted = draft.topology(), set()
