@@ -1,5 +1,6 @@
 """`HeadConfig`, the base of draft heads' configurations, and their caches."""
 
+import abc
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,7 @@ Put = Callable[[Array, str], Array]  # sets a layout (`sharding.constrain`)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HeadConfig:
+class HeadConfig(abc.ABC):
   """Base of heads' configurations.
 
   Heads with attention have `layers`, a
@@ -29,14 +30,14 @@ class HeadConfig:
   num_fused = 1  # layers of the target whose features are read
 
   @property
+  @abc.abstractmethod
   def kind(self) -> str:
     """The drafter's name: "eagle", "eagle3", "medusa", "mtp", ..."""
-    raise NotImplementedError
 
   @property
+  @abc.abstractmethod
   def shared(self) -> frozenset[str]:
     """Modules that share the target's arrays; they are not trained."""
-    raise NotImplementedError
 
   @property
   def num_features(self: Any) -> int:
