@@ -2,19 +2,25 @@
 
 GGUF is llama.cpp's format: keys and values; names, shapes, types and offsets of
 tensors; then the tensors' data, mostly quantized in blocks along the rows. The
-`gguf` package parses and dequantizes it.
+`gguf` package parses it, and dequantizes the rarer types.
 """
 
 import dataclasses
 import functools
+import itertools
 import pathlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import gguf
+import jax
+import jax.numpy as jnp
 import numpy as np
 from gguf import GGUFValueType
+from jax import Array
+
+from models.networks.quantized_tensor import QuantizedTensor
 
 _LENGTH = struct.Struct("<Q")
 
@@ -109,20 +115,6 @@ def _rows(tensor: gguf.ReaderTensor, path: pathlib.Path, index) -> np.ndarray:
   return np.array(mapped[index])
 
 
-def read(
-  header: Header, name: str, index: tuple[slice, ...] = ()
-) -> np.ndarray:
-  """Reads and dequantizes a part of a tensor, without reading other rows.
-
-  `index` is one slice per axis; `()` reads all.
-  """
-  tensor = header.tensors[name]
-  axes = tensor.data.ndim - 1  # a vector is one row
-  raw = _rows(tensor, header.path, index[:axes])
-  whole = gguf.quants.dequantize(raw, tensor.tensor_type)
-  return whole[(..., *index[axes:])]
-
-
 class Blocks(NamedTuple):
   """A quantized type: 32 integers share a scale, 16 if they have six bits.
 
@@ -157,46 +149,30 @@ BLOCKS = {
 }
 
 
-def _fields(
-  header: Header, name: str, rows: slice
-) -> tuple[Blocks, dict[str, np.ndarray]]:
-  """Reads the fields of some rows' blocks, `u8[.., blocks, bytes]` each."""
+def read(
+  header: Header, name: str, index: tuple[slice, ...] = ()
+) -> np.ndarray:
+  """Reads and dequantizes a part of a tensor, without reading other rows.
+
+  `index` is one slice per axis; `()` reads all.
+  """
   tensor = header.tensors[name]
-  blocks = BLOCKS[tensor.tensor_type.name]
-  raw = _rows(tensor, header.path, rows)
-  ends = np.cumsum([*blocks.fields.values()])
-  raw = raw.reshape(*raw.shape[:-1], -1, ends[-1])
-  parts = np.split(raw, ends[:-1], axis=-1)
-  return blocks, dict(zip(blocks.fields, parts, strict=True))
+  axes = tensor.data.ndim - 1  # a vector is one row
+  if tensor.tensor_type.name in BLOCKS:
+    whole = _unpack(_dequantized, header, name, index[:axes])
+  else:
+    raw = _rows(tensor, header.path, index[:axes])
+    whole = gguf.quants.dequantize(raw, tensor.tensor_type)
+  return whole[(..., *index[axes:])]
 
 
 def numbers(header: Header, name: str, rows: slice) -> np.ndarray:
   """The integers of some rows, or experts, of a tensor with a type in `BLOCKS`.
 
-  The low halves of 16 bytes come before their high halves; of 32 or 64 bytes
-  in blocks of 256 integers.
-
   Returns:
     `i8[n, .., D]`.
   """
-  blocks, fields = _fields(header, name, rows)
-  low = np.ascontiguousarray(fields["low"])
-  lead = low.shape[:-2]
-  if blocks.bits == 8:
-    return low.view(np.int8).reshape(*lead, -1)
-  run = 64 if blocks.bits == 6 else min(32, low.shape[-1])
-  low = low.reshape(*lead, -1, run)
-  found = np.stack([low & 15, low >> 4], axis=-2).reshape(*lead, -1)
-  if blocks.bits == 6:  # a byte has two bits of four integers, 32 apart
-    high = fields["high"].reshape(*lead, -1, 1, 32)
-    high = high >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
-    found |= (high << 4).reshape(found.shape)
-  elif blocks.bits == 5:  # a byte has a bit of 8 integers, adjacent or 32 apart
-    high = np.unpackbits(fields["high"][..., None], axis=-1, bitorder="little")
-    high = high.swapaxes(-1, -2) if high.shape[-2] == 32 else high
-    found |= (high << 4).reshape(found.shape)
-  found -= np.uint8(blocks.above)
-  return found.view(np.int8)
+  return _unpack(_numbers, header, name, rows)
 
 
 def scales(
@@ -207,20 +183,84 @@ def scales(
   Returns:
     Both `f32[n, .., D / group]`; the minima may be None.
   """
-  blocks, fields = _fields(header, name, rows)
-  halves = lambda x: np.ascontiguousarray(x).view(np.float16).astype("f4")
+  return _unpack(_scales, header, name, rows)
+
+
+# Compiled, since XLA unpacks several times as fast as NumPy. Programs know only
+# the number of blocks: few sizes, hence few compilations.
+
+
+def _unpack(program: Callable, header: Header, name: str, index):
+  """Applies a program to the blocks of some rows; returns rows in NumPy."""
+  tensor = header.tensors[name]
+  kind, raw = tensor.tensor_type.name, _rows(tensor, header.path, index)
+  found = program(kind, raw.reshape(-1, sum(BLOCKS[kind].fields.values())))
+  return jax.tree.map(
+    lambda x: np.asarray(x).reshape(*raw.shape[:-1], -1), found
+  )
+
+
+def _fields(kind: str, raw: Array) -> tuple[Blocks, dict[str, Array]]:
+  """The fields of blocks, `u8[blocks, bytes]` each."""
+  blocks = BLOCKS[kind]
+  ends = [*itertools.accumulate(blocks.fields.values())]
+  parts = jnp.split(raw, ends[:-1], axis=-1)
+  return blocks, dict(zip(blocks.fields, parts, strict=True))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _numbers(kind: str, raw: Array) -> Array:
+  """Integers, `i8[blocks, n]`.
+
+  The low halves of 16 bytes come before their high halves; of 32 or 64 bytes
+  in blocks of 256 integers.
+  """
+  blocks, fields = _fields(kind, raw)
+  low, count = fields["low"], len(raw)
+  if blocks.bits == 8:
+    return low.view(jnp.int8)
+  run = 64 if blocks.bits == 6 else min(32, low.shape[-1])
+  low = low.reshape(count, -1, run)
+  found = jnp.stack([low & 15, low >> 4], axis=-2).reshape(count, -1)
+  if blocks.bits == 6:  # a byte has two bits of four integers, 32 apart
+    high = fields["high"].reshape(count, -1, 1, 32)
+    high = high >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
+    found |= (high << 4).reshape(found.shape)
+  elif blocks.bits == 5:  # a byte has a bit of 8 integers, adjacent or 32 apart
+    high = fields["high"][..., None] >> np.arange(8, dtype=np.uint8) & 1
+    high = high.swapaxes(-1, -2) if high.shape[-2] == 32 else high
+    found |= (high << 4).reshape(found.shape)
+  return (found - np.uint8(blocks.above)).view(jnp.int8)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _scales(kind: str, raw: Array) -> tuple[Array, Array | None]:
+  """Scales and minima, `f32[blocks, groups]`."""
+  blocks, fields = _fields(kind, raw)
+  halves = lambda x: x.view(jnp.float16).astype(jnp.float32)
   scale, minima = halves(fields["d"]), None
   if "m" in fields:
     minima = halves(fields["m"])
   if "factors" in fields:
-    factors = np.ascontiguousarray(fields["factors"])
+    factors = fields["factors"]
     if minima is None:
-      scale = scale * factors.view(np.int8)
-    else:
-      both = gguf.quants.Q4_K.get_scale_min(factors.reshape(-1, 12))
-      of, under = (x.reshape(*factors.shape[:-1], 8) for x in both)
-      scale, minima = scale * of, -minima * under
-  lead = scale.shape[:-2]
+      scale = scale * factors.view(jnp.int8)
+    else:  # six bits each; of the last four, two are in the first bytes
+      of, under, low = jnp.split(factors, 3, axis=-1)
+      last = (low & 15 | of >> 6 << 4, low >> 4 | under >> 6 << 4)
+      scale *= jnp.concatenate([of & 63, last[0]], axis=-1)
+      minima = -minima * jnp.concatenate([under & 63, last[1]], axis=-1)
   if minima is not None:
-    minima = (minima + blocks.above * scale).reshape(*lead, -1)
-  return scale.reshape(*lead, -1), minima
+    minima += blocks.above * scale
+  return scale, minima
+
+
+def _dequantized(kind: str, raw: Array) -> Array:
+  """Weights, `f32[blocks, n]`; in one program XLA would unpack less fast."""
+  scales, minima = _scales(kind, raw)
+  return _dequantize(
+    QuantizedTensor(values=_numbers(kind, raw), scales=scales, minima=minima)
+  )
+
+
+_dequantize = jax.jit(QuantizedTensor.dequantized)

@@ -225,8 +225,10 @@ def _read_all(read, like, *, in_rows: bool):
   count = like.shape[0]
   step = max(1, _NUMBERS * count // math.prod(like.shape)) if in_rows else count
   arrays = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), like)
+  step = min(step, count)
   for start in range(0, count, step):
-    rows = slice(start, min(start + step, count))
+    start = min(start, count - step)  # parts of one size: few compilations
+    rows = slice(start, start + step)
     index = (rows, *[slice(None)] * (len(like.shape) - 1))
     for array, of in zip(*map(jax.tree.leaves, (arrays, read)), strict=True):
       array[rows] = of(index)

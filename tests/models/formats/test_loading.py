@@ -75,7 +75,8 @@ def test_a_model_is_never_whole_in_float32(path, how, on_mesh, monkeypatch):
   stored = sum(x.nbytes for x in parameters)
   whole = 4 * sum(x.size for x in parameters)
   assert whole > 2.5 * stored
-  assert 0 < most[0] < 1.1 * stored
+  largest = 4 * max(x.size for x in parameters)
+  assert 0 < most[0] < 1.02 * stored + largest  # read as float32
   assert on_mesh or 0 < max(sizes) < 1.01 * stored
   assert peak < stored + whole / 4
 
