@@ -97,7 +97,7 @@ def _on_targets_cache(
       output, cache = model.apply(
         weights(params),
         drawn,
-        cache.replace(length=root + tree.levels[depth].start),
+        cache.replace(length=root + levels.start(tree, depth)),
         positions=levels.positions(root, depth, drawn),
         mask=levels.mask(tree, depth),
       )
@@ -119,6 +119,7 @@ def _on_targets_cache(
     drawing,
     name=name,
     passes=(1, *levels.fed(tree)),
+    loops=True,
     max_positions=model.max_positions,
     accepts_foreign_drafts=True,
   )

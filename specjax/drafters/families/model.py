@@ -140,7 +140,7 @@ def model(
       output, cache = draft.apply(
         params.draft,
         drawn,
-        cache.replace(length=root + form.levels[depth].start - 1),
+        cache.replace(length=root + levels.start(form, depth) - 1),
         positions=levels.positions(root - 1, depth, drawn),
         mask=levels.mask(form, depth),
       )
@@ -160,6 +160,7 @@ def model(
     begin,
     drawing,
     name="model",
+    loops=True,
     init=init,
     prefill=prefill,
     commit=commit,

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from specjax import distributions, random, warp
 from specjax import siblings as siblings_lib
@@ -15,7 +15,15 @@ from specjax.adaptive.chains import Passes
 from specjax.cache import Cache
 from specjax.drafters.shared.arguments import Drawing
 from specjax.tree import Tree
-from specjax.types import Commit, Context, Draft, Drafter, LanguageModel, Params
+from specjax.types import (
+  Commit,
+  Context,
+  Draft,
+  Drafter,
+  LanguageModel,
+  Params,
+  pick_nodes,
+)
 
 # `(carry, depth, i32[B, W]) -> (f32[B, W, V'], carry)`: the logits after the W
 # nodes of a depth, given their newly drawn tokens.
@@ -28,6 +36,8 @@ def draw_tree(
   carry: Any,
   context: Context,
   drawing: Drawing,
+  *,
+  loops: bool = False,
 ) -> tuple[Draft, Any]:
   """Draws a static tree, each node from its own distribution.
 
@@ -36,6 +46,8 @@ def draw_tree(
     feed: computes the logits after a level; not called for the deepest.
     carry: the first carry of `feed`.
     context, drawing: the round's.
+    loops: whether `feed` takes a traced depth, and its carry keeps its shapes.
+      The passes of a chain are then one loop: XLA compiles only one of them.
 
   Returns:
     The draft, and the last carry. NaN logits become uniform distributions.
@@ -62,7 +74,24 @@ def draw_tree(
 
   law, ranking = law_of(root_logits[:, None])
   tokens, all_laws = [context.root], [jnp.full_like(law, -jnp.inf)]
-  for depth in range(1, tree.max_depth + 1):
+  first = 1
+  loops = loops and tree.is_chain and siblings.independent and noise is None
+  # `specjax.exact` records draws one by one, while the round is traced.
+  if loops and context.draws is pick_nodes:
+
+    def step(so_far, depth):
+      carry, law = so_far
+      drawn = context.draw(depth[None], law)
+      logits, carry = feed(carry, depth, drawn)
+      return (carry, law_of(logits)[0]), (drawn, law)
+
+    first = tree.max_depth
+    depths = jnp.arange(1, first, dtype=jnp.int32)
+    (carry, law), passed = lax.scan(step, (carry, law), depths)
+    drawn, drawn_from = (jnp.moveaxis(x[:, :, 0], 0, 1) for x in passed)
+    tokens.append(drawn)
+    all_laws.append(drawn_from)
+  for depth in range(first, tree.max_depth + 1):
     if noise is not None:
       drawn_from = law[:, parents(tree, depth)]
       drawn = random.race(noise[:, :, depth - 1], drawn_from)  # [B, K]
@@ -133,18 +162,22 @@ def drafter(
   drawing: Drawing,
   *,
   name: str,
+  loops: bool = False,
   **fields: Any,
 ) -> Drafter:
   """A drafter that runs one pass per level, of whole trees or under a policy.
 
-  `begin` is as in `specjax.adaptive.chains.drafter`, `fields` the `Drafter`'s.
+  `begin` is as in `specjax.adaptive.chains.drafter`, `loops` as in `draw_tree`,
+  `fields` the `Drafter`'s.
   """
 
   def propose(params, state, target_cache, context):
     passes = begin(params, state, target_cache, context)
     every_row = jnp.ones(context.length.shape, bool)
     logits, carry, _ = passes.first(passes.carry, every_row)
-    draft, carry = draw_tree(logits[:, 0], passes.feed, carry, context, drawing)
+    draft, carry = draw_tree(
+      logits[:, 0], passes.feed, carry, context, drawing, loops=loops
+    )
     return draft, *passes.close(carry, jnp.int32(drawing.tree.max_depth - 1))
 
   whole = Drafter(
@@ -161,6 +194,11 @@ def drafter(
 def fed(tree: Tree) -> tuple[int, ...]:
   """Nodes of each level that a model is fed to draft the next."""
   return tuple(len(level) for level in tree.levels[1:-1])
+
+
+def start(tree: Tree, depth: int | Array) -> int | Array:
+  """A depth's first node; the depth is traced only in the loop of a chain."""
+  return depth if tree.is_chain else tree.levels[depth].start
 
 
 def parents(tree: Tree, depth: int) -> np.ndarray:

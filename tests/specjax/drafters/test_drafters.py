@@ -10,7 +10,7 @@ import specjax
 from specjax import drafters, random, shapes, siblings
 from specjax.drafters.families.ngram import look_up
 from specjax.tree import Form, Tree, chain, paths
-from specjax.types import Context
+from specjax.types import Context, pick_nodes
 from specjax.warp import make_sampling
 
 
@@ -95,6 +95,30 @@ def test_caches_hold_the_committed_tokens_after_every_step(make):
         )
         assert cached_tokens(held, row) == text[:-2]
   assert {1, 4} <= accepted  # nothing accepted, and everything
+
+
+@pytest.mark.parametrize("make", [drafters.model, drafters.layer_skip])
+def test_chain_drafted_in_a_loop_equals_the_unrolled_one(make):
+  decoder = specjax.make_decoder(
+    MODEL, drafter=make(MODEL, tokens=4, vocab_size=VOCAB)
+  )
+  state = decoder.init(
+    PARAMS, jnp.asarray(PROMPTS), LENGTHS, jax.random.key(0),
+    buffer_length=25, max_new_tokens=20,
+    sampling=make_sampling(4, temperature=[0.0, 0.5, 1.0, 2.0]),
+  )  # fmt: skip
+  looped = lambda state: decoder.propose(PARAMS, state)
+  unrolled = lambda state: decoder.propose(  # draws one by one, as exact does
+    PARAMS, state, lambda *draw: pick_nodes(*draw)
+  )
+  programs = [str(jax.make_jaxpr(run)(state)) for run in (looped, unrolled)]
+  assert programs[0].count("scan[") > programs[1].count("scan[")
+  (one, _, *rest), (other, _, *others) = (
+    jax.jit(run)(state) for run in (looped, unrolled)
+  )
+  np.testing.assert_array_equal(one.tokens, other.tokens)
+  np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-5)
+  jax.tree.map(np.testing.assert_array_equal, rest, others)
 
 
 def test_the_target_drafting_for_itself_is_always_accepted():
