@@ -88,14 +88,15 @@ _BUILT_IN = "built-in"
 
 
 def questions_of(
-  config: ml_collections.ConfigDict, contest: measure.Contest
+  config: ml_collections.ConfigDict, comparison: measure.Comparison
 ) -> list[questions.Question]:
   """The questions or prompts that the command line asks for."""
   if name := cli.PROMPTS.value:
     selected = questions.of_prompts(
       prompts.all_of(
-        None if name == _BUILT_IN else name, contest.tokenizer,
-        max_tokens=contest.room, encoder=contest.pairs[systems.PLAIN].encoder,
+        None if name == _BUILT_IN else name, comparison.tokenizer,
+        max_tokens=comparison.room,
+        encoder=comparison.pairs[systems.PLAIN].encoder,
       )
     )  # fmt: skip
   else:
@@ -170,16 +171,18 @@ def evaluate(config: ml_collections.ConfigDict) -> dict[str, Any]:
   if rounds > 1 and any(s.drafting and s.drafting.lengths for s in compared):
     raise cli.UserError("a ladder drafts differently each time: give one round")
   pairs = systems.assemble(compared, inputs=bool(cli.PROMPTS.value))
-  contest = measure.contest_of(
+  comparison = measure.comparison_of(
     config, compared, pairs, temperatures, rounds=rounds
   )
-  selected = questions_of(config, contest)
+  selected = questions_of(config, comparison)
   fit, refused = measure.fitting(
-    [questions.request(contest.tokenizer, q) for q in selected], contest.room
+    [questions.request(comparison.tokenizer, q) for q in selected],
+    comparison.room,
   )
   if not fit:
     raise cli.UserError(
-      f"no question fits: prompts have room for {contest.room} tokens beside "
+      "no question fits: prompts have room for "
+      f"{comparison.room} tokens beside "
       "max_new_tokens (max_length, and the models' positions, bound both)"
     )
   texts = json.dumps([[q.id, q.task, q.category, q.turns] for q in selected])
@@ -192,11 +195,11 @@ def evaluate(config: ml_collections.ConfigDict) -> dict[str, Any]:
   journal = Journal(None if learns else output, settings)
   try:
     records = measure.measure_all(
-      contest, measure.groups_of(fit, temperatures, sizes, room=contest.room),
+      comparison, measure.groups_of(fit, temperatures, sizes, room=comparison.room),
       timing=timing, journal=journal,
     )  # fmt: skip
   finally:
-    contest.reference.close()
+    comparison.reference.close()
   facts = {
     **provenance.record(config),
     "reference": {
@@ -209,7 +212,7 @@ def evaluate(config: ml_collections.ConfigDict) -> dict[str, Any]:
     "questions": {
       "count": len(selected),
       "by_category": dict(collections.Counter(q.category for q in selected)),
-      "chat_template": contest.tokenizer.chat_template is not None
+      "chat_template": comparison.tokenizer.chat_template is not None
       and selected[0].prompt is None,
     },
     "refused": refused,

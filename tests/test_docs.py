@@ -30,7 +30,7 @@ def anchors(page: pathlib.Path) -> set[str]:
   return {re.sub(r"[^\w\- ]", "", x.lower()).replace(" ", "-") for x in heads}
 
 
-def test_links_lead_to_files_and_headings():
+def test_links_resolve_to_existing_files_and_headings():
   broken, count = set(), 0
   for page in PAGES:
     text = page.read_text("utf-8")
@@ -59,7 +59,7 @@ def commands() -> list[str]:
   return lines
 
 
-def test_drafters_and_systems_in_commands_are_calls_of_the_grammar():
+def test_drafters_and_systems_in_documented_commands_parse():
   flag = re.compile(r"--(?:config\.drafter|drafter|systems|over)=(.*)", re.S)
   read = []
   for line in commands():
@@ -71,7 +71,7 @@ def test_drafters_and_systems_in_commands_are_calls_of_the_grammar():
   assert len(read) > 10
 
 
-def test_commands_give_flags_and_settings_that_exist(monkeypatch):
+def test_documented_commands_use_existing_flags_and_settings(monkeypatch):
   any_file = pathlib.Path(__file__)  # as if SmolLM2 were fetched
   monkeypatch.setattr(smollm2, "path", lambda: any_file)
   count = 0
@@ -104,7 +104,7 @@ def test_commands_give_flags_and_settings_that_exist(monkeypatch):
   assert count > 100
 
 
-def test_the_table_of_drafters_is_that_of_help():
+def test_documented_drafter_table_matches_help():
   """In whatever page has it; trees, policies and weights stand there too."""
   rows = [
     f"| `{call.partition('(')[0]}` | {about} |"

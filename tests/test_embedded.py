@@ -34,7 +34,7 @@ BFLOAT16_MARGIN = 0.13
 
 
 @pytest.mark.parametrize("name", PATHS)
-def test_transformers_loads_the_same_files_to_equal_logits(name):
+def test_checkpoint_logits_match_transformers(name):
   model = transformers.AutoModelForCausalLM.from_pretrained(
     PATHS[name], dtype=torch.float32
   )
@@ -52,7 +52,7 @@ def test_transformers_loads_the_same_files_to_equal_logits(name):
   assert error < 1e-4
 
 
-def test_the_pair_is_small_and_shares_a_tokenizer():
+def test_checkpoints_are_small_and_the_pair_shares_a_tokenizer():
   size = lambda name: sum(
     f.stat().st_size for f in pathlib.Path("models/pretrained", name).iterdir()
   )
@@ -68,7 +68,7 @@ def test_the_pair_is_small_and_shares_a_tokenizer():
   [("eagle3", (6, 384, 4096)), ("medusa", (6, 384, 4096)),
    ("smollm2-eagle3", (30, 576, 49152))],
 )  # fmt: skip
-def test_a_head_lies_here_as_it_would_be_saved(name, sizes, tmp_path):
+def test_saving_a_shipped_head_reproduces_its_files(name, sizes, tmp_path):
   """So that whatever reads what is saved reads these."""
   folder = pathlib.Path("models/pretrained", name)
   layers, width, vocab = sizes
@@ -163,7 +163,7 @@ SLOW = (
   ],
   ids=lambda s: "-".join(str(x) for x in s.values()),
 )
-def test_greedy_speculation_equals_greedy_autoregression(settings):
+def test_greedy_speculation_matches_greedy_autoregression(settings):
   """Token for token; a difference must start at a near-tie of the target."""
   expected, models = plain(settings.get("count", 100))
   got, _ = complete(**settings)
@@ -171,7 +171,7 @@ def test_greedy_speculation_equals_greedy_autoregression(settings):
 
 
 @pytest.mark.gpu
-def test_bfloat16_weights_decode_to_their_own_greedy_completions():
+def test_bfloat16_greedy_speculation_matches_plain_decoding():
   """Nothing is float32 but the logits, and speculation changes nothing."""
   settings = dict(dtype="bfloat16", count=20)
   expected, models = complete(**settings, drafter="plain")

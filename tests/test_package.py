@@ -61,7 +61,7 @@ def metadata(wheel):
   return email.parser.Parser().parsestr(wheel.read(name).decode("utf-8"))
 
 
-def test_wheel_holds_specjax_and_nothing_else(wheel):
+def test_wheel_contains_only_specjax(wheel):
   """Complete too: a folder without __init__.py would be left out silently."""
   code = {n for n in wheel.namelist() if ".dist-info/" not in n}
   assert code == {"specjax/py.typed"} | {
@@ -70,7 +70,7 @@ def test_wheel_holds_specjax_and_nothing_else(wheel):
   }
 
 
-def test_metadata_names_the_version_and_the_needs_of_the_library(metadata):
+def test_metadata_lists_the_version_and_dependencies(metadata):
   assert metadata["Version"] == specjax.__version__
   needs = map(Requirement, metadata.get_all("Requires-Dist"))
   assert {need.name for need in needs if need.marker is None} == LIBRARY_NEEDS
@@ -120,7 +120,7 @@ def tops(imports):
   return {name.split(".")[0] for name in imports}
 
 
-def test_specjax_imports_only_what_it_declares():
+def test_specjax_imports_only_declared_dependencies():
   allowed = LIBRARY_NEEDS | {"specjax"} | sys.stdlib_module_names
   for file, imports in imports_under("specjax").items():
     assert tops(imports) <= allowed, file
@@ -138,14 +138,14 @@ def test_rules_and_drafters_import_only_the_foundation(family):
       assert {".".join(n.split(".")[:2]) for n in inside} <= beside, file
 
 
-def test_the_foundation_knows_no_rule_and_no_loop():
+def test_foundation_imports_only_itself():
   every = imports_under("specjax")
   for name in sorted(FOUNDATION):
     file = name.replace(".", "/") + ".py"
     assert of_specjax(every[file]) <= FOUNDATION, file
 
 
-def test_models_and_configs_import_no_more_than_they_say():
+def test_models_and_configs_import_only_allowed_modules():
   allowed = {f"specjax.{x}" for x in ("types", "cache", "recurrent", "structs")}
   for file, imports in imports_under("models").items():
     assert of_specjax(imports) <= allowed, file
@@ -167,7 +167,7 @@ def test_no_module_imports_a_command():
     assert not imports & commands, file
 
 
-def test_every_listed_fault_has_its_line_and_its_tests():
+def test_listed_faults_match_one_source_location_and_name_tests():
   listed = (ROOT / "tests/faults/faults.toml").read_text(encoding="utf-8")
   for fault in tomllib.loads(listed)["fault"]:
     text = (ROOT / fault["file"]).read_text(encoding="utf-8")

@@ -28,7 +28,7 @@ def run_blocks(name, word=""):
   return names
 
 
-def test_the_library_example_completes_its_prompts(capsys):
+def test_readme_example_completes_its_prompts(capsys):
   run_blocks("README.md")
   printed = capsys.readouterr().out
   assert printed.startswith(
@@ -38,7 +38,7 @@ def test_the_library_example_completes_its_prompts(capsys):
 
 
 @pytest.mark.slow
-def test_the_page_about_your_own_model_decodes_as_it_shows(capsys):
+def test_decode_page_examples_run(capsys):
   names = run_blocks("docs/decode.md")
   assert names["bushy"].decoder.drafter.tree.num_drafted == 10
   assert len(names["completion"]) <= 20
@@ -47,7 +47,7 @@ def test_the_page_about_your_own_model_decodes_as_it_shows(capsys):
     assert name in printed
 
 
-def test_the_rule_of_the_contributors_guide_is_lossless(capsys):
+def test_contributing_guide_rule_is_lossless(capsys):
   names = run_blocks("CONTRIBUTING.md")
   assert names["rule_check"].error < 1e-12
   assert "cases, error" in capsys.readouterr().out
@@ -60,7 +60,7 @@ def test_the_rule_of_the_contributors_guide_is_lossless(capsys):
   assert (drafting.checkpoint, drafting.tree.num_drafted) == ("table.npy", 2)
 
 
-def test_the_family_of_the_contributors_guide_is_transformers(tmp_path):
+def test_contributing_guide_family_matches_transformers(tmp_path):
   family = run_blocks("CONTRIBUTING.md", "FAMILIES")["FAMILY"]
   settings = references.GATED | dict(num_hidden_layers=4, num_key_value_heads=2)
   model = references.make(family.name, settings | dict(pad_token_id=None))

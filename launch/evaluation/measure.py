@@ -56,7 +56,7 @@ class Group:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Contest:
+class Comparison:
   """The systems of a run and what they share.
 
   Attributes:
@@ -82,15 +82,15 @@ class Contest:
   rounds: int = 1
 
 
-def contest_of(
+def comparison_of(
   config: ml_collections.ConfigDict,
   compared: Sequence[System],
   pairs: dict[str, Pair],
   temperatures: Sequence[float],
   *,
   rounds: int = 1,
-) -> Contest:
-  """Sets up a contest, without compiling anything."""
+) -> Comparison:
+  """Sets up a comparison, without compiling anything."""
   plain = pairs[PLAIN]
   engines = {
     one.name: pair.engine_of(one.config, pairs[one.name], baseline=one.is_plain)
@@ -105,7 +105,7 @@ def contest_of(
     ladder = one.ladder and dataclasses.replace(one.ladder)
     return dataclasses.replace(one, temperature=temperature, ladder=ladder)
 
-  return Contest(
+  return Comparison(
     systems=tuple(compared),
     pairs=pairs,
     engines={
@@ -169,7 +169,7 @@ def batch_of(prompts: Sequence[Request], batch_size: int, room: int) -> Batch:
 
 
 def measure_all(
-  contest: Contest,
+  comparison: Comparison,
   groups: Sequence[Group],
   *,
   timing: str = "rounds",
@@ -182,24 +182,24 @@ def measure_all(
     process.
   """
   records = dict(journal.batches) if journal else {}
-  spans = processes.spanned_by(contest.pairs[PLAIN].params)
+  spans = processes.spanned_by(comparison.pairs[PLAIN].params)
 
   def keep(record: dict) -> None:
     records[record["batch"]] = record
     if journal:
       journal.add(record)
     if not spans:  # processes that share programs have them at the same time
-      _free_programs(contest)
+      _free_programs(comparison)
 
   missing = [group for group in groups if group.name not in records]
   sizes = {group.name: len(group.questions) for group in groups}
   there = sum(sizes.values()) - sum(sizes[group.name] for group in missing)
   with _progress(sum(sizes.values()), "question", there) as progress:
     if missing and processes.is_chief():
-      count = len(contest.systems)
+      count = len(comparison.systems)
       print(f"{count} systems compile at their first groups", file=sys.stderr)
     for record in processes.round_robin(
-      missing, lambda _, group: measure(contest, group), together=spans
+      missing, lambda _, group: measure(comparison, group), together=spans
     ):
       keep(record)
       progress.update(sizes[record["batch"]])
@@ -208,7 +208,7 @@ def measure_all(
   missing = [
     (size, system)
     for size in dict.fromkeys(group.batch_size for group in groups)
-    for system in contest.systems
+    for system in comparison.systems
     if system.is_timed and _cost_name(size, system) not in records
   ]
   with _progress(len(missing), "drafter") as progress:
@@ -222,8 +222,8 @@ def measure_all(
           f"of {len(missing)}, after {done['elapsed']:.0f} s: compiling first",
           file=sys.stderr,
         )
-      widths = _widths_of(system, contest) if timing == "passes" else ()
-      return _costs(contest, groups, records, size, system, widths)
+      widths = _widths_of(system, comparison) if timing == "passes" else ()
+      return _costs(comparison, groups, records, size, system, widths)
 
     for record in processes.round_robin(missing, costs_of, together=False):
       keep(record)
@@ -240,10 +240,10 @@ def _progress(total: int, unit: str, initial: int = 0) -> tqdm.tqdm:
   )  # fmt: skip
 
 
-def _free_programs(contest: Contest) -> None:
+def _free_programs(comparison: Comparison) -> None:
   """Frees programs when there are too many for a process."""
   if compilation.has_many_maps():
-    for engines in contest.engines.values():
+    for engines in comparison.engines.values():
       for one in engines.values():
         one.programs.clear()
     jax.clear_caches()
@@ -255,7 +255,7 @@ def _cost_name(batch_size: int, system: System) -> str:
 
 
 def _costs(
-  contest: Contest,
+  comparison: Comparison,
   groups: Sequence[Group],
   records: dict[str, dict],
   size: int,
@@ -271,11 +271,13 @@ def _costs(
   turn_of = lambda group: records[group.name]["turns"][0]
   some.sort(key=lambda group: max(turn_of(group)["prompt_tokens"]))
   typical = some[len(some) // 2]
-  prompts = [questions.request(contest.tokenizer, q) for q in typical.questions]
-  engines, numbers = contest.engines[setting[0]], turn_of(typical)["systems"]
+  prompts = [
+    questions.request(comparison.tokenizer, q) for q in typical.questions
+  ]
+  engines, numbers = comparison.engines[setting[0]], turn_of(typical)["systems"]
   measured = costs.measure_costs(
-    engines[system.name], engines[PLAIN], contest.pairs[system.name],
-    batch_of(prompts, size, contest.room), numbers[system.name],
+    engines[system.name], engines[PLAIN], comparison.pairs[system.name],
+    batch_of(prompts, size, comparison.room), numbers[system.name],
     numbers[PLAIN], widths=widths,
   )  # fmt: skip
   return {
@@ -284,14 +286,16 @@ def _costs(
   }  # fmt: skip
 
 
-def _widths_of(system: System, contest: Contest) -> tuple[int, ...]:
+def _widths_of(system: System, comparison: Comparison) -> tuple[int, ...]:
   """Widths of target passes to time, only with the config's drafter."""
   own = systems.SYSTEMS.canonical(system.config.drafter)
-  others = {one.name for one in contest.systems if one.is_timed} - {system.name}
+  others = {one.name for one in comparison.systems if one.is_timed} - {
+    system.name
+  }
   return () if own in others else costs.WIDTHS
 
 
-def measure(contest: Contest, group: Group) -> dict:
+def measure(comparison: Comparison, group: Group) -> dict:
   """Decodes a group's questions with every system that supports its size.
 
   Returns:
@@ -300,7 +304,7 @@ def measure(contest: Contest, group: Group) -> dict:
     by system the numbers of `_decoded`; at temperature 0 also
     `identical_to_plain` for each question and the `differences`.
   """
-  engines = contest.engines[group.temperature]
+  engines = comparison.engines[group.temperature]
   first = group.questions[0]
   record: dict = {
     "batch": group.name, "temperature": group.temperature,
@@ -313,13 +317,13 @@ def measure(contest: Contest, group: Group) -> dict:
   }
   for turn in range(max(len(q.turns) for q in group.questions)):
     prompts = [
-      questions.request(contest.tokenizer, q, turn, answers[q.id])
+      questions.request(comparison.tokenizer, q, turn, answers[q.id])
       for q in group.questions
       if turn < len(q.turns) and len(answers[q.id]) == turn
     ]
-    prompts, refused = fitting(prompts, contest.room)
+    prompts, refused = fitting(prompts, comparison.room)
     if prompts:  # in the order of the batch's rows: answers change lengths
-      batch = batch_of(prompts, group.batch_size, contest.room)
+      batch = batch_of(prompts, group.batch_size, comparison.room)
       prompts = list(batch.prompts)
     part: dict = {
       "questions": [p.question.id for p in prompts],
@@ -334,19 +338,19 @@ def measure(contest: Contest, group: Group) -> dict:
       record["compile_seconds"][name] += one.compile(batch)
     texts: dict[str, list[list[int]]] = {}
     times: dict[str, list[dict]] = {}
-    for index in range(contest.rounds):
-      seed = _seed_of(contest.seed, group.name, turn, "order", index)
-      able = [s for s in contest.systems if s.takes(group.batch_size)]
+    for index in range(comparison.rounds):
+      seed = _seed_of(comparison.seed, group.name, turn, "order", index)
+      able = [s for s in comparison.systems if s.takes(group.batch_size)]
       for place in np.random.default_rng(seed).permutation(len(able)):
         system = able[place]
-        numbers, tokens = _decoded(contest, system, group, turn, batch)
+        numbers, tokens = _decoded(comparison, system, group, turn, batch)
         times.setdefault(system.name, []).append(numbers)
         texts[system.name] = tokens
     part["systems"] = {name: _mean(numbers) for name, numbers in times.items()}
     for prompt, tokens in zip(prompts, texts[PLAIN], strict=True):
       answers[prompt.question.id].append(tokens)
     if not group.temperature:
-      _compare(contest, prompts, texts, part)
+      _compare(comparison, prompts, texts, part)
   return record
 
 
@@ -364,7 +368,7 @@ def _seed_of(*parts: object) -> int:
 
 
 def _decoded(
-  contest: Contest, system: System, group: Group, turn: int, batch: Batch
+  comparison: Comparison, system: System, group: Group, turn: int, batch: Batch
 ) -> tuple[dict, list[list[int]]]:
   """A system's numbers on a batch, and the tokens that it emitted.
 
@@ -377,9 +381,9 @@ def _decoded(
   `total_variation`. Unknown numbers are None.
   """
   if system.reference is not None:
-    theirs = contest.reference.run(
+    theirs = comparison.reference.run(
       system, batch, temperature=group.temperature,
-      seed=_seed_of(contest.seed, group.name, turn),
+      seed=_seed_of(comparison.seed, group.name, turn),
     )  # fmt: skip
     counts = [len(ids) for ids in theirs.token_ids]
     return dict.fromkeys(_UNKNOWN) | {
@@ -390,7 +394,7 @@ def _decoded(
       # Without drafting a row needs a call per token.
       "calls": [theirs.num_target_calls] if batch.rows == 1 else counts,
     }, theirs.token_ids
-  one = contest.engines[group.temperature][system.name]
+  one = comparison.engines[group.temperature][system.name]
   prefill, state = timed(one.prefill, batch)
   first, state = timed(one.generate, batch, state, 1)
   rest, state = timed(one.generate, batch, state)
@@ -432,7 +436,7 @@ def _cut_counts(done: Sequence[Completion]) -> list[int]:
 
 
 def _compare(
-  contest: Contest,
+  comparison: Comparison,
   prompts: Sequence[Request],
   texts: dict[str, list[list[int]]],
   part: dict,
@@ -442,7 +446,9 @@ def _compare(
   for name in texts.keys() - {PLAIN}:
     same = part["systems"][name]["identical_to_plain"] = []
     for p, one, other in zip(prompts, texts[name], texts[PLAIN], strict=True):
-      found = margins.difference(p.token_ids, one, other, contest.next_logits)
+      found = margins.difference(
+        p.token_ids, one, other, comparison.next_logits
+      )
       same.append(not found)
       if found:
         where = {"question": p.question.id, "turn": p.turn, "system": name}

@@ -161,7 +161,7 @@ _ALONE = 16  # iterations with prefill before one without
 _LEAST = 0.1  # passes do not become faster than this share at once
 
 
-class Pace:
+class CostModel:
   """Estimates how long rounds and prefill passes take.
 
   The estimates are low medians of the last few measurements, since other work

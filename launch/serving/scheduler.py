@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from launch.serving.control import Control, Pace, Report, Request, Scores
+from launch.serving.control import Control, CostModel, Report, Request, Scores
 from launch.serving.slots import Slots
 from specjax.runtime.stopping import Watch
 from specjax.state import StopReason
@@ -142,7 +142,7 @@ class Scheduler:
     *,
     queue_length: int,
     metrics: Any,
-    pace: Pace,
+    cost_model: CostModel,
     choose_depth: ChooseDepth | None = None,
     heartbeat: bool = False,
     clock: Callable[[], float] = time.monotonic,
@@ -151,13 +151,13 @@ class Scheduler:
 
     Args:
       slots: the slots; `iterate` is their `iterate`, on all processes.
-      pace: estimates durations, and limits prefill while rows decode.
+      cost_model: estimates durations, and limits prefill while rows decode.
       choose_depth: chooses the draft length; None for the maximum.
       heartbeat: whether to make idle iterations for other processes.
       clock: returns seconds.
     """
     self._iterate, self._max_rounds = iterate, slots.max_rounds
-    self._place, self._pace = slots.texts.place, pace
+    self._place, self._costs = slots.texts.place, cost_model
     self._depth, self._choose_depth = slots.depth, choose_depth
     self._queue_length, self._metrics = queue_length, metrics
     self._heartbeat, self._clock = heartbeat, clock
@@ -277,7 +277,7 @@ class Scheduler:
     control = self._control(admitted, rounds)
     report = self._iterate(control)
     self._ended.clear()
-    self._pace.learn(report)
+    self._costs.learn(report)
     self._drafted = report.depth
     self._deliver(report)
     self._count()
@@ -289,7 +289,7 @@ class Scheduler:
     self._just_ended = []
     return Control(
       admissions=admitted, ended=sorted(self._ended), depth=depth,
-      rounds=rounds, shares=self._pace.shares(depth), is_last=is_last,
+      rounds=rounds, shares=self._costs.shares(depth), is_last=is_last,
     )  # fmt: skip
 
   def _drop_expired(self, now: float) -> None:

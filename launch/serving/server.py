@@ -180,14 +180,16 @@ def make_service(
   name = name or os.path.basename(os.path.normpath(config.target))
   metrics = Metrics(model=name, num_slots=slots.num_slots, depth=slots.depth)
   adapts = depth_policy != "whole"
-  pace, controller = slots.pace(), None
+  cost_model, controller = slots.cost_model(), None
   if adapts:
     controller = objectives.Controller(
-      objectives.POLICIES[depth_policy], slots.depths, pace.seconds_of_round
+      objectives.POLICIES[depth_policy],
+      slots.depths,
+      cost_model.seconds_of_round,
     )
   scheduler = Scheduler(
     slots, on_all_processes(slots), queue_length=queue, metrics=metrics,
-    pace=pace, choose_depth=controller, heartbeat=processes.several(),
+    cost_model=cost_model, choose_depth=controller, heartbeat=processes.several(),
   )  # fmt: skip
   warp = ("temperature", "top_k", "top_p", "min_p")
   defaults = Defaults(

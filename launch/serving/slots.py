@@ -28,7 +28,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from launch.serving import programs
-from launch.serving.control import MAX_TOP, Control, Pace, Report, Request
+from launch.serving.control import MAX_TOP, Control, CostModel, Report, Request
 from launch.serving.prefixes import Texts
 from specjax import random
 from specjax.decode import Decoder
@@ -242,10 +242,10 @@ class Slots:
   def _on_mesh(self):
     return jax.set_mesh(self._mesh) if self._mesh else contextlib.nullcontext()
 
-  def pace(self, **more) -> Pace:
+  def cost_model(self, **more) -> CostModel:
     """The initial estimates of durations, after `compile`."""
     usual = dict(fed=self._fed, seconds=self._first_round)
-    return Pace(widths=self.widths, depths=self.depths, **usual | more)
+    return CostModel(widths=self.widths, depths=self.depths, **usual | more)
 
   # ------------------------------------------------------------- an iteration
 

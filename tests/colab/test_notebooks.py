@@ -22,7 +22,7 @@ def cells(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_is_what_its_script_makes(name):
+def test_committed_notebook_matches_its_script(name):
   """If not: `make notebooks`, and commit what it wrote."""
   made = committed(name)
   source = lambda cells: [(cell.cell_type, cell.source) for cell in cells]
@@ -31,7 +31,7 @@ def test_a_notebook_is_what_its_script_makes(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_files_that_a_notebook_names_exist(name):
+def test_files_named_in_notebooks_exist(name):
   text = "\n".join(c.source for c in cells(name) if c.cell_type == "markdown")
   named = set(re.findall(r"`([\w/-]+(?:\.[\w]+)+|[\w/-]+/)`", text))
   for path in named:
@@ -84,7 +84,7 @@ def printed(code):
   )
 
 
-def test_rules(tmp_path, monkeypatch):
+def test_rules_notebook_runs(tmp_path, monkeypatch):
   code = execute("rules", tmp_path, monkeypatch)
   assert len(outputs(code, "image/png")) == 3
   text = printed(code)
@@ -94,14 +94,16 @@ def test_rules(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_decoding(tmp_path, monkeypatch):
+def test_decoding_notebook_runs(tmp_path, monkeypatch):
   code = execute("decoding", tmp_path, monkeypatch)
   assert len(outputs(code, "image/png")) == 3
   assert "color: #008000" in "".join(outputs(code, "text/html"))  # accepted
 
 
 @pytest.mark.slow
-def test_drafts(tmp_path, monkeypatch):
+def test_drafts_notebook_runs_and_writes_only_to_its_workdir(
+  tmp_path, monkeypatch
+):
   code = execute("drafts", tmp_path, monkeypatch)
   assert len(outputs(code, "image/png")) == 2
   # All that it wrote is where it was told to write.
@@ -110,7 +112,9 @@ def test_drafts(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_pods(tmp_path, monkeypatch):
+def test_pods_notebook_runs_without_initializing_a_backend(
+  tmp_path, monkeypatch
+):
   pytest.importorskip("libtpu", reason="libtpu is for Linux on x86-64 only")
   code = execute("pods", tmp_path, monkeypatch, last=_UNTOUCHED)
   assert len(outputs(code, "image/png")) == 4

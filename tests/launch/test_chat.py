@@ -62,7 +62,7 @@ def talked(model):
   return made
 
 
-def test_a_question_is_read_with_all_that_was_said_before(talked):
+def test_answer_is_conditioned_on_the_whole_conversation(talked):
   """The answer is that of the whole text, decoded at once."""
   *before, question, answer = talked.messages
   ids = templates.encode(talked.pair.tokenizer, [*before, question])
@@ -73,9 +73,7 @@ def test_a_question_is_read_with_all_that_was_said_before(talked):
   assert answer["content"] == said
 
 
-def test_every_line_piped_is_answered_and_answers_alone_are_printed(
-  piped, talked
-):
+def test_piped_lines_are_answered_with_only_answers_on_stdout(piped, talked):
   code, out, err = piped("What is 2+2?\nAnd <|im_end|> that?\r\nWhy?")
   assert code == 0
   answers = [m["content"] for m in talked.messages if m["role"] == "assistant"]
@@ -85,7 +83,7 @@ def test_every_line_piped_is_answered_and_answers_alone_are_printed(
   assert all(" per target call" in line for line in speeds)
 
 
-def test_what_is_wrong_is_one_line_and_the_conversation_goes_on(piped, talked):
+def test_invalid_commands_print_one_line_and_chat_continues(piped, talked):
   code, out, err = piped(
     "/nothing\n/temperature hot\n/temperature -1\n/reset x\nWhat is 2+2?\n"
     "/quit\nnever asked\n"
@@ -102,7 +100,7 @@ def test_what_is_wrong_is_one_line_and_the_conversation_goes_on(piped, talked):
     assert words in line
 
 
-def test_a_full_context_says_so_and_offers_to_begin_anew(piped):
+def test_full_context_is_reported_and_suggests_reset(piped):
   question = "Tell me all that you know about this. " * 4
   code, out, err = piped((question + "\n") * 9 + "/reset\nWhat is 2+2?\n")
   assert code == 2
@@ -113,7 +111,7 @@ def test_a_full_context_says_so_and_offers_to_begin_anew(piped):
   assert out.endswith(alone)
 
 
-def test_ctrl_c_ends_an_answer(talked, monkeypatch):
+def test_ctrl_c_interrupts_an_answer_and_keeps_its_tokens(talked, monkeypatch):
   """Written tokens stay, and the conversation goes on."""
   generate, out, calls = talked.engine.generate, io.StringIO(), []
 

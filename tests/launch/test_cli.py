@@ -41,7 +41,7 @@ def refused(capsys, command, *args):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_lists_the_flags_that_a_command_reads(name, capsys):
+def test_help_lists_exactly_the_flags_a_command_reads(name, capsys):
   text = shown(capsys, command_of(name), "--help")
   assert f"python -m {name.removesuffix('.__main__')} " in text
   listed = set(re.findall(r"^  --(?:\[no\])?(\w+):", text, re.M))
@@ -54,7 +54,7 @@ def test_help_lists_the_flags_that_a_command_reads(name, capsys):
   assert used - {"OVERWRITE"} == set(shared) - {"OVERWRITE"}
 
 
-def test_help_fits_on_a_screen_and_the_rest_is_in_helpfull(capsys):
+def test_help_fits_on_one_screen_and_helpfull_shows_the_rest(capsys):
   decode = command_of("launch.decode")
   short = shown(capsys, decode, "--help")
   assert short.count("\n") <= 40
@@ -78,7 +78,7 @@ def test_help_fits_on_a_screen_and_the_rest_is_in_helpfull(capsys):
     (["--nobaseline", "more"], "unexpected ['more']"),
   ],
 )
-def test_a_mistake_in_a_flag_is_one_line(capsys, given, words):
+def test_flag_errors_are_reported_in_one_line(capsys, given, words):
   if not given[0].startswith("--config="):
     given = ["--config=configs/embedded.py", *given]
   assert words in refused(capsys, command_of("launch.decode"), *given)
@@ -104,13 +104,15 @@ def two_lines(_):
     (two_lines, "error: one two"),
   ],
 )
-def test_a_users_mistake_is_one_line(capsys, act, words):
+def test_user_errors_print_one_line_and_debug_adds_a_traceback(
+  capsys, act, words
+):
   assert words in refused(capsys, act)
   assert execute(act, "--debug") == 2
   assert "Traceback" in capsys.readouterr().err
 
 
-def test_others_that_do_not_come_are_no_mistake_and_bugs_keep_tracebacks():
+def test_unjoined_processes_exit_with_1_and_bugs_propagate():
   def alone(_):
     raise processes.UnjoinedError("nobody came")
 

@@ -36,7 +36,7 @@ def run(cli, tmp_path):
   return call
 
 
-def test_rows_come_back_in_order_with_the_documented_keys(run, tmp_path, pair):
+def test_rows_are_in_input_order_with_the_documented_keys(run, tmp_path, pair):
   summary = tmp_path / "s.json"
   picture = tmp_path / "s.svg"
   files = (f"--summary={summary}", f"--svg={picture}")
@@ -68,9 +68,7 @@ def test_rows_come_back_in_order_with_the_documented_keys(run, tmp_path, pair):
   assert json.loads(summary.read_text())["speedup"] is None
 
 
-def test_a_gguf_file_decodes_as_its_model_in_a_directory_does(
-  run, tmp_path, pair
-):
+def test_gguf_file_decodes_like_its_checkpoint_directory(run, tmp_path, pair):
   path = ggufs.write_directory(tmp_path / "model.gguf", pair[0])
   texts = [
     [row["completion"] for row in run(
@@ -94,9 +92,7 @@ OWN = [
 ]
 
 
-def test_rows_have_what_they_asked_for_whatever_they_stand_beside(
-  run, tmp_path
-):
+def test_per_row_settings_are_independent_of_batch_composition(run, tmp_path):
   summary = tmp_path / "s.json"
   flags = ("--config.temperature=1.0", f"--summary={summary}")
   rows = run(OWN, *flags, "--config.batch_size=8")
@@ -124,7 +120,7 @@ def test_rows_have_what_they_asked_for_whatever_they_stand_beside(
 # ------------------------------------------------------------------- going on
 
 
-def test_a_killed_run_goes_on_with_the_same_command(cli, tmp_path, pair):
+def test_killed_run_resumes_with_the_same_command(cli, tmp_path, pair):
   """SIGKILL in the middle of a file."""
   records = [{"id": i, "prompt": TEXTS[i % 5]} for i in range(100)]
   prompts = write_jsonl(tmp_path / "in.jsonl", records)
@@ -160,7 +156,7 @@ def test_a_killed_run_goes_on_with_the_same_command(cli, tmp_path, pair):
 # ------------------------------------------------------------------- bad input
 
 
-def test_bad_lines_are_named_and_the_others_decoded(cli, tmp_path, capsys):
+def test_invalid_lines_are_reported_and_the_rest_decoded(cli, tmp_path, capsys):
   source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
   source.write_text(
     '{"id": 1, "prompt": "def f"}\n{"id": 2, "prompt": "def\n\n'
@@ -194,7 +190,7 @@ def test_bad_lines_are_named_and_the_others_decoded(cli, tmp_path, capsys):
     (("--config.checkpoints.draft=OTHER",), "must share a tokenizer"),
   ],
 )  # fmt: skip
-def test_bad_settings_are_one_line_and_exit_code_2(
+def test_invalid_settings_print_one_line_and_exit_with_2(
   cli, capsys, tmp_path, pair, flags, message
 ):
   for name, source in (("TORN", pair[0]), ("OTHER", pair[1])):

@@ -61,7 +61,7 @@ def expected(theirs, record):
   return made[0, len(prompt) :].tolist()
 
 
-def test_rows_are_those_of_generate(t5, saved, tmp_path):
+def test_greedy_rows_match_transformers_generate(t5, saved, tmp_path):
   source = write_jsonl(tmp_path / "in.jsonl", RECORDS)
   out = tmp_path / "out.jsonl"
   flags = ("--nobaseline", f"--prompts={source}", f"--output={out}")
@@ -72,7 +72,7 @@ def test_rows_are_those_of_generate(t5, saved, tmp_path):
     assert row["token_ids"] == expected(saved[2], record)
 
 
-def test_inputs_are_evaluated_as_prompts_are(t5, tmp_path, capsys):
+def test_evaluate_accepts_encoder_inputs_as_prompts(t5, tmp_path, capsys):
   source = write_jsonl(tmp_path / "in.jsonl", RECORDS[:2])
   out = tmp_path / "e.json"
   assert t5(evaluate.run, f"--prompts={source}", f"--output={out}") == 0

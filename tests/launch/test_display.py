@@ -29,7 +29,7 @@ def completed(ids, origin, reason):
   )  # fmt: skip
 
 
-def test_the_prompt_is_dim_and_its_completion_as_bright_as_the_legend():
+def test_prompt_is_dim_and_completion_matches_legend_colors():
   tokenizer = tokenizers.load(EMBEDDED)
   ids = tokenizer.encode("x = 1")
   completion = completed(ids, Origin.ACCEPTED, "length")
@@ -42,7 +42,7 @@ def test_the_prompt_is_dim_and_its_completion_as_bright_as_the_legend():
   assert "\x1b[32mdrafted and accepted\x1b[0m" in legend
 
 
-def test_a_sample_has_its_number_and_ends_before_its_stop_string():
+def test_sample_shows_its_number_and_ends_before_its_stop_string():
   tokenizer = tokenizers.load(EMBEDDED)
   ids = tokenizer.encode("x = 1\n\ndef f():")
   completion = completed(ids, Origin.RESIDUAL, "stop_string")
@@ -54,7 +54,7 @@ def test_a_sample_has_its_number_and_ends_before_its_stop_string():
   assert body == "x = 1\n"
 
 
-def test_a_picture_wraps_and_colors_tokens_by_origin():
+def test_svg_wraps_and_colors_tokens_by_origin():
   tokenizer = tokenizers.load(EMBEDDED)
   ids = tokenizer.encode("x = 1; " * 20)
   completion = completed(ids, Origin.RESIDUAL, "length")
@@ -67,7 +67,7 @@ def test_a_picture_wraps_and_colors_tokens_by_origin():
   assert len({*fills}) == 3
 
 
-def test_a_lossy_run_says_so_beside_its_speedup():
+def test_lossy_runs_are_labeled_next_to_their_speedup():
   rule = rules.get("typical(epsilon=0.3)")
   unit = intervals.Unit(
     num_tokens=16, num_target_calls=4, num_drafted=20, num_accepted=12,

@@ -15,14 +15,16 @@ from launch import hardware
     ("tpu7x:2x2x1", 4, 8, "tpu7x-8"),
   ],
 )
-def test_slices_go_by_both_names(name, chips, devices, cloud):
+def test_slices_are_found_by_topology_or_accelerator_type(
+  name, chips, devices, cloud
+):
   one = hardware.topology(name)
   assert (one.num_chips, one.num_devices) == (chips, devices)
   assert hardware.topology(cloud) == one
   assert one.accelerator_type == cloud
 
 
-def test_every_slice_has_the_devices_that_are_said():
+def test_device_counts_match_libtpu():
   """A v4 chip is one device, a tpu7x chip two; needs the compiler's tables."""
   pytest.importorskip("libtpu", reason="libtpu is for Linux on x86-64 only")
   for one in hardware.TOPOLOGIES:

@@ -58,7 +58,7 @@ def head_of(drafter):
               "the best tree of a block")
    else pytest.param(n, marks=pytest.mark.slow) for n in RUNS],
 )  # fmt: skip
-def test_greedy_text_is_that_of_plain_decoding(saved, name):
+def test_greedy_text_matches_plain_decoding(saved, name):
   drafter, rule = RUNS[name]
   config = settings(saved, head_of(drafter), drafter, rule=rule)
   built = pair.build(config)
@@ -75,7 +75,7 @@ def test_greedy_text_is_that_of_plain_decoding(saved, name):
   assert sum(c.num_drafted for c in done) > 0
 
 
-def test_no_text_is_longer_than_the_head_knows(saved):
+def test_max_length_is_bounded_by_the_heads_positions(saved):
   """The target knows 256 positions, its heads that have any 200."""
 
   def begin(built, length):

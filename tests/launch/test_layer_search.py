@@ -73,7 +73,7 @@ def as_drafted(module, skipped) -> float:
     SkippedLayers(attention=(0, 1, 2, 3), mlp=(0, 1, 2, 3)),
   ],
 )
-def test_one_pass_gives_the_acceptance_of_tokens_drafted_everywhere(
+def test_single_pass_acceptance_matches_token_by_token_drafting(
   module, skipped
 ):
   acceptance_of = layer_search.make_scorer(
@@ -84,7 +84,7 @@ def test_one_pass_gives_the_acceptance_of_tokens_drafted_everywhere(
   assert expected < 0.999
 
 
-def test_a_set_is_found_and_read_by_decode(cli, tmp_path, capsys):
+def test_decode_reads_the_layer_set_found_by_search(cli, tmp_path, capsys):
   lines = [{"id": i, "prompt": t} for i, t in enumerate(["def f(", "import"])]
   out = tmp_path / "out.json"
   arguments = (
@@ -101,7 +101,7 @@ def test_a_set_is_found_and_read_by_decode(cli, tmp_path, capsys):
   assert cli(decode.run, *arguments, "--nobaseline", drafter) == 0
 
 
-def test_a_set_is_read_as_it_was_written(tmp_path):
+def test_layer_set_round_trips_through_json(tmp_path):
   path = tmp_path / "skip.json"
   one = SkippedLayers(attention=(3, 1), mlp=())
   path.write_text(json.dumps(files.skipped_json(one) | {"best": 1}))

@@ -11,7 +11,7 @@ from launch import decode, online
 from launch.assembly import pair as pair_lib
 
 
-def test_what_was_learned_changes_what_comes_after(cli, tmp_path):
+def test_online_learning_changes_later_drafts(cli, tmp_path):
   texts = ["def f(x):\n", "import os", "class A:\n  x = 1\n\n  def", "x", "for"]
   asked = [{"id": i, "prompt": text} for i, text in enumerate(texts)]
   prompts = write_jsonl(tmp_path / "in.jsonl", asked)
@@ -33,7 +33,7 @@ def test_what_was_learned_changes_what_comes_after(cli, tmp_path):
 @pytest.mark.parametrize(
   "kind", ["model", pytest.param("eagle3", marks=pytest.mark.slow)]
 )
-def test_what_is_the_targets_does_not_learn(kind, pair, tmp_path):
+def test_online_learning_leaves_target_weights_unchanged(kind, pair, tmp_path):
   """Of a draft model, and of a head with a vocabulary of its own."""
   target, draft = pair
   if kind == "eagle3":

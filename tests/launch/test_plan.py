@@ -24,7 +24,7 @@ PYTHIA = (*SLICE, "--target=pythia-2.8b")
 execute = functools.partial(commands.execute, plan.run)
 
 
-def test_a_plan_is_printed_and_written(tmp_path, capsys):
+def test_plan_is_printed_and_written(tmp_path, capsys):
   """Compiled for one chip of a v5e; what is printed has names and units."""
   pytest.importorskip("libtpu", reason="libtpu is for Linux on x86-64 only")
   out = tmp_path / "plan.json"
@@ -65,14 +65,16 @@ def test_a_plan_is_printed_and_written(tmp_path, capsys):
     (("--topology=v5e:8x8", *PAIR), "num_heads (32) cannot be cut over 64"),
   ],
 )  # fmt: skip
-def test_mistakes_are_one_line_and_exit_code_2(arguments, expected, capsys):
+def test_user_errors_print_one_line_and_exit_with_2(
+  arguments, expected, capsys
+):
   assert execute(*arguments) == 2
   (line,) = capsys.readouterr().err.splitlines()
   assert line.startswith("error: ")
   assert expected in line
 
 
-def test_shapes_have_the_published_numbers_of_parameters():
+def test_model_shapes_match_published_parameter_counts():
   for name, expected in {
     "pythia-70m": 70_426_624,
     "llama-3.1-70b": 70_553_706_496,
@@ -95,7 +97,7 @@ def question(**changes):
   return program.Question(**fields | changes)
 
 
-def test_speed_ups_are_those_of_the_theory_with_the_plans_costs():
+def test_predicted_speedups_match_theory_at_the_planned_costs():
   line = answer.predict(CHIP, question())
   plain, *_, verify = line["verify_seconds"][:5]
   draft = line["draft_pass_seconds"]

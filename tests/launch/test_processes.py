@@ -35,7 +35,7 @@ BY_HAND = dict(
     ("auto", BY_HAND, (3, 0)),
   ],
 )
-def test_processes_are_joined_where_there_may_be_others(
+def test_distributed_initializes_only_when_needed(
   monkeypatch, flag, how, numbers
 ):
   for name in _NAMES:
@@ -58,7 +58,7 @@ def test_processes_are_joined_where_there_may_be_others(
   ] == ([] if numbers is None else [(*numbers, 7)])
 
 
-def test_several_processes_decode_shares_and_the_first_writes(
+def test_processes_split_rows_and_the_first_writes_the_output(
   pair, cli, tmp_path
 ):
   """Models are cut within each, rows across."""
@@ -139,9 +139,7 @@ def _waiting(tmp_path, mode):
     pytest.param(1, signal.SIGTERM, marks=pytest.mark.slow),
   ],
 )
-def test_when_one_is_killed_the_other_stops_with_a_message(
-  tmp_path, victim, how
-):
+def test_killed_process_stops_its_peer_with_a_message(tmp_path, victim, how):
   """SIGTERM too ends a process that does not ask for notice of it."""
   started = _waiting(tmp_path, "waits")
   started[victim].send_signal(how)
@@ -152,7 +150,7 @@ def test_when_one_is_killed_the_other_stops_with_a_message(
   assert "another task died" in err
 
 
-def test_when_one_fails_alone_the_other_stops(tmp_path):
+def test_failing_process_stops_its_peer(tmp_path):
   (code, _, err), (own_code, _, own_err) = several.finish(
     _waiting(tmp_path, "raises")
   )

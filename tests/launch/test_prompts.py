@@ -41,7 +41,7 @@ def read(tmp_path, chatty):
   return of
 
 
-def test_good_lines_are_read_beside_bad_ones_and_unnamed_ones_have_a_number(
+def test_invalid_lines_are_skipped_and_ids_default_to_line_numbers(
   read,
 ):
   actual, problems = read(
@@ -60,7 +60,7 @@ def test_good_lines_are_read_beside_bad_ones_and_unnamed_ones_have_a_number(
   ]
 
 
-def test_what_a_prompt_draws_follows_from_its_id_alone(read):
+def test_random_stream_depends_only_on_the_prompt_id(read):
   lines = [{"prompt": "a", "id": i} for i in ("x", 7, -1, True)]
   streams = {str(p.id): p.stream for p in read(*lines)[0]}
   assert streams == {str(p.id): p.stream for p in read(*lines[::-1])[0]}
@@ -74,7 +74,7 @@ def test_what_a_prompt_draws_follows_from_its_id_alone(read):
   assert [p.stream for p in seeded] == [0, 1, 2]
 
 
-def test_messages_become_what_transformers_makes_of_them(read, chatty):
+def test_chat_messages_encode_like_transformers(read, chatty):
   (actual,), _ = read({"messages": TALK})
   theirs = transformers.AutoTokenizer.from_pretrained(chatty)
   expected = theirs.apply_chat_template(TALK, add_generation_prompt=True)
@@ -83,7 +83,7 @@ def test_messages_become_what_transformers_makes_of_them(read, chatty):
   assert same_text.key != actual.key
 
 
-def test_a_line_says_what_it_wants(read):
+def test_per_line_sampling_settings_are_read(read):
   (actual,), problems = read(
     {"prompt": "x", "temperature": 0.5, "top_k": -1, "top_p": 1, "min_p": None,
      "max_new_tokens": 20, "seed": 7, "stop": "\n", "presence_penalty": 1,
@@ -119,7 +119,7 @@ def test_a_line_says_what_it_wants(read):
     ({"prompt": "x " * 60}, "tokens, but only 50 fit"),
   ],
 )  # fmt: skip
-def test_what_is_no_good_is_one_line(read, wants, message):
+def test_invalid_fields_are_reported_in_one_line(read, wants, message):
   actual, (problem,) = read({"prompt": "x", **wants})
   assert not actual
   assert problem.startswith(":1: ")

@@ -34,7 +34,7 @@ def git(folder, *arguments):
   return done.stdout.strip()
 
 
-def test_the_commit_is_named_and_whether_the_code_differs(code, tmp_path):
+def test_provenance_records_the_commit_and_dirty_state(code, tmp_path):
   assert code(tmp_path)["commit"] is None
   git(tmp_path, "init", "-q")
   (tmp_path / "a.py").write_text("1")
@@ -48,7 +48,7 @@ def test_the_commit_is_named_and_whether_the_code_differs(code, tmp_path):
   assert code(tmp_path)["dirty"] is True
 
 
-def test_an_archive_knows_its_commit(code, tmp_path, monkeypatch):
+def test_git_archive_records_its_commit(code, tmp_path, monkeypatch):
   """As `git archive` makes one, for TPU workers."""
   root = pathlib.Path(provenance.__file__).parents[1]
   attributes = (root / ".gitattributes").read_text()
@@ -58,7 +58,7 @@ def test_an_archive_knows_its_commit(code, tmp_path, monkeypatch):
   assert code(tmp_path)["commit"] == "a" * 40
 
 
-def test_a_record_has_command_config_versions_and_devices(monkeypatch):
+def test_record_contains_command_config_versions_and_devices(monkeypatch):
   config = common.get_config()
   monkeypatch.setattr("sys.argv", ["decode.py", "--prompts=a b"])
   made = provenance.record(config)

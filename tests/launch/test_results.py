@@ -26,7 +26,7 @@ def overwrite():
   flags.FLAGS(["test", "--overwrite"])
 
 
-def test_existing_files_are_refused_unless_they_are_to_be_replaced(tmp_path):
+def test_existing_files_are_rejected_without_overwrite(tmp_path):
   there = tmp_path / "out.json"
   results.check(there, None, "-", tmp_path / "new" / "out.json")
   there.touch()
@@ -41,7 +41,7 @@ def test_existing_files_are_refused_unless_they_are_to_be_replaced(tmp_path):
   results.check(there)
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_files_are_written_atomically(tmp_path, monkeypatch):
   path, link = tmp_path / "a" / "b.json", tmp_path / "link"
   link.symlink_to(path)
   results.write_json(link, {"a": 1})
@@ -60,7 +60,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
   assert os.listdir(path.parent) == ["b.json"]
 
 
-def test_the_chief_alone_writes(tmp_path, monkeypatch):
+def test_only_the_chief_writes(tmp_path, monkeypatch):
   monkeypatch.setattr(processes, "is_chief", lambda: False)
   results.write(tmp_path / "x", "x")
   Journal(str(tmp_path / "out"), SETTINGS).add({"batch": 0})
@@ -69,7 +69,7 @@ def test_the_chief_alone_writes(tmp_path, monkeypatch):
   assert [x.name for x in tmp_path.iterdir()] == ["there"]
 
 
-def test_a_dash_is_stdout(capsys):
+def test_dash_writes_to_stdout(capsys):
   results.write("-", results.dumps([{"a": "é"}, 2]))
   assert capsys.readouterr().out == '{"a": "\\u00e9"}\n2\n'
 
@@ -82,14 +82,16 @@ def test_a_dash_is_stdout(capsys):
     ('{"a": 1}'.encode("utf-16"), "in.jsonl: not UTF-8"),
   ],
 )
-def test_lines_that_are_no_objects_are_named(tmp_path, content, words):
+def test_invalid_jsonl_lines_are_rejected_with_their_location(
+  tmp_path, content, words
+):
   path = tmp_path / "in.jsonl"
   path.write_bytes(content)
   with pytest.raises(ValueError, match=words):
     list(results.read_jsonl(path))
 
 
-def test_a_journal_goes_on_where_a_killed_run_was(tmp_path, capsys):
+def test_journal_resumes_after_a_killed_run(tmp_path, capsys):
   output = str(tmp_path / "out.jsonl")
   path = tmp_path / "out.jsonl.journal"
   first = Journal(output, SETTINGS)
@@ -108,7 +110,7 @@ def test_a_journal_goes_on_where_a_killed_run_was(tmp_path, capsys):
   assert not path.exists()
 
 
-def test_a_journal_of_other_settings_is_refused_with_what_differs(tmp_path):
+def test_journal_with_other_settings_is_rejected_with_a_diff(tmp_path):
   output = str(tmp_path / "out.jsonl")
   Journal(output, SETTINGS).add({"batch": 0})
   other = {"config": {"seed": 1, "tree": [1, 2]}, "jax": "1", "traced": True}

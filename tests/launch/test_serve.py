@@ -15,7 +15,9 @@ from launch import serve
     (("--port=TAKEN",), "cannot listen on 127.0.0.1:"),
   ],
 )
-def test_a_mistake_is_one_line(cli, capsys, flags, message):
+def test_startup_errors_print_one_line_and_exit_with_2(
+  cli, capsys, flags, message
+):
   with socket.socket() as taken:
     taken.bind(("127.0.0.1", 0))
     taken.listen()

@@ -33,7 +33,7 @@ def cut(tokenizer, stop, *, piece=3):
 @pytest.mark.parametrize(
   "stop", [["\n\n"], ["öß"], ["🙂"], ["return", "def"], ["1\n\nd"]]
 )
-def test_a_text_ends_before_the_first_stop_string(tokenizer, stop, piece):
+def test_text_ends_before_the_first_stop_string(tokenizer, stop, piece):
   text, count = cut(tokenizer, stop, piece=piece)
   assert text == TEXT[: min(TEXT.index(x) for x in stop)]
   ids = tokenizer.encode(TEXT)
@@ -42,7 +42,7 @@ def test_a_text_ends_before_the_first_stop_string(tokenizer, stop, piece):
   assert whole == [False, True]  # it ends with the token that completes it
 
 
-def test_a_stop_string_of_bytes_ends_a_text_with_its_last():
+def test_stop_string_from_byte_tokens_ends_at_its_last_byte():
   """Though more bytes would have made another text of them."""
   tokenizer = fallback.tokenizer()
   ids = [*"aé日".encode(), 0xE6, 0xFF]
@@ -55,7 +55,7 @@ def test_a_stop_string_of_bytes_ends_a_text_with_its_last():
   assert stops.watch(tokenizer, ["\ufffd"])(ids) is None
 
 
-def test_a_stop_string_across_words_and_bytes_is_found():
+def test_stop_string_across_word_and_byte_tokens_is_found():
   tokenizer = fallback.tokenizer()
   word = tokenizer.backend.token_to_id
   ids = [word("▁a"), word("ST"), word("<s>"), word("OP"), *"é".encode()]
@@ -65,7 +65,7 @@ def test_a_stop_string_across_words_and_bytes_is_found():
 
 
 @pytest.mark.parametrize("make", [fallback.tokenizer, fallback.metaspace])
-def test_a_completion_begins_with_its_space_and_ends_before_one(make):
+def test_leading_space_is_kept_and_matched_by_stop_strings(make):
   """Such a decoder drops the space that a whole text begins with."""
   tokenizer = make()
   the, a, end = map(tokenizer.backend.token_to_id, ("▁the", "▁a", "</s>"))
@@ -103,7 +103,7 @@ def in_pieces(ids, stop=(), *, sizes, tokenizer, before=(1,)):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_pieces_are_the_text_of_all_tokens(seed):
+def test_streamed_pieces_concatenate_to_the_full_text(seed):
   """Halves of characters too, and bytes that are of none."""
   rng = np.random.default_rng(seed)
   tokenizer = tokenizers.load("models/pretrained/target")
@@ -122,7 +122,7 @@ def test_pieces_are_the_text_of_all_tokens(seed):
 
 @pytest.mark.parametrize("before", ["▁a", "</s>"])
 @pytest.mark.parametrize("seed", range(3))
-def test_pieces_are_the_text_where_bytes_undo_characters(seed, before):
+def test_streamed_pieces_match_the_text_with_byte_fallback(seed, before):
   """Such a vocabulary has bytes for what it has no words for."""
   rng = np.random.default_rng(seed)
   tokenizer, cut = fallback.tokenizer(), 0

@@ -53,7 +53,7 @@ def joined(rounds, name):
   return list(itertools.chain.from_iterable(x[name] for x in rounds))
 
 
-def test_rounds_make_up_the_rows_and_their_times_are_no_measurement(
+def test_traced_rounds_concatenate_to_rows_and_report_no_timings(
   traced, folder
 ):
   numbers = json.loads((folder / "s.json").read_text())
@@ -78,7 +78,7 @@ def test_rounds_make_up_the_rows_and_their_times_are_no_measurement(
     assert joined(rounds, "warped_log_probs") == row["warped_log_probs"]
 
 
-def test_log_probs_are_the_models_own_and_those_of_the_warped_law(traced, pair):
+def test_raw_and_warped_log_probs_match_a_full_forward_pass(traced, pair):
   """Of one pass over the whole text, which is another program."""
   from models import tokenizers
 

@@ -38,9 +38,7 @@ def assert_equal(a, b):
 command_line = functools.partial(commands.execute, train.run)
 
 
-def test_a_run_killed_at_any_moment_goes_on_to_the_same_bits(
-  texts, pair, tmp_path
-):
+def test_killed_run_resumes_to_bitwise_identical_weights(texts, pair, tmp_path):
   """SIGKILL at a random time, while it trains, saves or writes.
 
   It trains on the draft's own samples: their keys and the place in the data
@@ -74,7 +72,7 @@ def test_a_run_killed_at_any_moment_goes_on_to_the_same_bits(
   assert_equal(loading.load(huggingface.source(str(tmp_path / "x"))), expected)
 
 
-def test_what_a_run_writes(texts, pair, tmp_path):
+def test_run_writes_metrics_config_and_checkpoints(texts, pair, tmp_path):
   config = tiny(texts, pair, objective="forward_kl", num_steps=20)
   run = Run(config, str(tmp_path))
   run.train()
@@ -105,7 +103,9 @@ def test_what_a_run_writes(texts, pair, tmp_path):
     (dict(contexts="draft", prompt_length=32), "prompt_length .* got 32"),
   ],
 )
-def test_mistakes_in_the_config(texts, pair, tmp_path, changes, words):
+def test_invalid_configs_are_rejected_before_writing(
+  texts, pair, tmp_path, changes, words
+):
   with pytest.raises((ValueError, OSError), match=words):
     Run(tiny(texts, tokenizer=pair[0], **changes), str(tmp_path / "w"))
   assert not list(tmp_path.iterdir())
@@ -127,7 +127,7 @@ def begun(texts, tmp_path_factory):
     (["--workdir=README.md"], "README.md"),
   ],
 )
-def test_what_is_there_is_refused_in_one_line(
+def test_existing_runs_and_exports_are_not_overwritten(
   begun, texts, capsys, flags, message
 ):
   before = {p: p.stat().st_mtime_ns for p in begun.rglob("*")}
@@ -141,9 +141,7 @@ def test_what_is_there_is_refused_in_one_line(
   assert before == {p: p.stat().st_mtime_ns for p in begun.rglob("*")}
 
 
-def test_a_run_goes_on_for_longer_and_another_one_replaces_it(
-  begun, texts, tmp_path, capsys
-):
+def test_run_can_be_extended_or_overwritten(begun, texts, tmp_path, capsys):
   assert command_line(f"--workdir={tmp_path / 'none'}") == 2
   assert "give --config" in capsys.readouterr().err
   flags = [
@@ -159,7 +157,7 @@ def test_a_run_goes_on_for_longer_and_another_one_replaces_it(
   assert read_config(str(begun)).seed == 1
 
 
-def test_the_command_distils_and_exports(texts, tmp_path, pair):
+def test_train_command_distills_and_exports(texts, tmp_path, pair):
   """To a directory that gives the very same weights, and logits anywhere."""
   import torch
   import transformers
@@ -187,7 +185,7 @@ def test_the_command_distils_and_exports(texts, tmp_path, pair):
   np.testing.assert_allclose(ours, expected, atol=1e-4 * np.abs(expected).max())
 
 
-def test_two_processes_stop_at_one_step_when_one_gets_sigterm(texts, tmp_path):
+def test_sigterm_to_one_process_stops_both_at_the_same_step(texts, tmp_path):
   command = [
     "-m", "launch.train",
     "--config=configs/train_embedded.py:tiny", f"--config.dataset={texts}",

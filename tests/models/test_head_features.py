@@ -77,7 +77,7 @@ def read(module, features, *, on_a_mesh=False):
 
 @pytest.mark.parametrize("on_a_mesh", [False, True])
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_head_reads_the_states_that_its_format_means(target, name, on_a_mesh):
+def test_head_reads_the_features_its_format_defines(target, name, on_a_mesh):
   module, states = target
   config, kind, wanted = FORMATS[name]
   shape = head_checkpoints.shape(config, ABOUT, kind=kind)

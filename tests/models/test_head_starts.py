@@ -87,7 +87,7 @@ def without_embedding(weight):
   weight[...] = weight[...].at[:, :8].set(0)
 
 
-def test_eagle3_begins_as_the_targets_last_layer(target, seen):
+def test_eagle3_init_reproduces_last_target_layer(target, seen):
   head = eagle3(target)
   for name in ("q", "k", "v"):
     without_embedding(getattr(head.attention, name).weight)
@@ -95,7 +95,7 @@ def test_eagle3_begins_as_the_targets_last_layer(target, seen):
   np.testing.assert_allclose(logits, seen[0].logits[..., IDS], atol=1e-3)
 
 
-def test_eagle1_takes_the_feature_and_the_last_layers_weights(target, seen):
+def test_eagle1_init_passes_feature_and_copies_last_layer(target, seen):
   """Without what reads the embedding it says the feature once more."""
   head, last = head_starts.eagle1(target, rngs=nnx.Rngs(1)), target.layers[-1]
   same(head.fc.weight[:, 8:], np.eye(8))
@@ -119,7 +119,7 @@ def test_eagle1_takes_the_feature_and_the_last_layers_weights(target, seen):
   assert alike(head.attention.q, qwens.layers[-1].attention.q)
 
 
-def test_mtp_begins_as_the_targets_output(target, seen):
+def test_mtp_init_reproduces_target_output(target, seen):
   """Up to a factor of each place: the state is normed again."""
   head = head_starts.mtp(target, rngs=nnx.Rngs(1))
   ((logits, _),) = drafted(head, seen[1].features)
@@ -131,7 +131,7 @@ def test_mtp_begins_as_the_targets_output(target, seen):
   assert alike(head.layer.attention_norm, target.layers[-1].attention_norm)
 
 
-def test_medusa_begins_as_the_targets_output(target, seen):
+def test_medusa_init_reproduces_target_output(target, seen):
   final = seen[1]
   logits = head_starts.medusa(target, num_heads=2, rngs=nnx.Rngs(1))(
     final.features
@@ -140,7 +140,7 @@ def test_medusa_begins_as_the_targets_output(target, seen):
     np.testing.assert_allclose(logits[:, :, k], final.logits, atol=1e-3)
 
 
-def test_a_block_takes_the_last_layers_weights(target):
+def test_block_init_copies_last_target_layers(target):
   """It reads the highest of its features; its layers norm queries and keys."""
   head = parallel(target, num_layers=2, layers=(1, 3))
   same(head.fc.weight[:, 8:], np.eye(8))
@@ -163,7 +163,7 @@ def test_a_block_takes_the_last_layers_weights(target):
     (DFlash2, dict(taps=2, group=4, rank=3, num_candidates=V)),
   ],
 )
-def test_dspark_and_dflash_2_begin_as_dflash(target, seen, kind, more):
+def test_dspark_and_dflash2_init_match_dflash(target, seen, kind, more):
   features = seen[0].features[..., 8:16]
   plain, ours = (
     dflash_training.predict(
@@ -203,7 +203,7 @@ def made(feed_forward, *, norms="pre", attention=(), **frame):
   return target, eagle3(target)
 
 
-def test_heads_of_mixtures_take_the_attention_and_a_silent_mlp():
+def test_mixture_target_heads_copy_attention_and_zero_the_mlp():
   """As wide as the experts of a token together."""
   target, head = made(MIXTURE)
   block = parallel(target).layers[0]
@@ -218,7 +218,7 @@ def test_heads_of_mixtures_take_the_attention_and_a_silent_mlp():
   same(head.attention.q.weight[:, 8:], last.attention.q.weight[...])
 
 
-def test_heads_of_layers_unlike_theirs_add_nothing_at_first():
+def test_heads_of_incompatible_layers_start_with_zero_output():
   """Gemma's norms multiply by one more than their weights."""
   dense = DenseSpec(width=12, activation="gelu_tanh")
   target, _ = made(dense, norms="both", norm="rms_plus_one")
@@ -231,7 +231,7 @@ def test_heads_of_layers_unlike_theirs_add_nothing_at_first():
   assert head.config.layers.attention.rope.theta == 50.0
 
 
-def test_layers_that_are_read_are_the_targets_and_rise():
+def test_feature_layers_are_valid_and_ascending():
   """Qwen3-8B's block reads five of 36: outputs of 1, 9, 17, 25 and 33."""
   assert eagle_format.usual_layers(30) == (2, 15, 27)
   assert eagle_format.usual_layers(3) == (0, 1, 2)

@@ -39,7 +39,7 @@ def embedded_files():
   return {x.name: x.resolve() for x in pathlib.Path(EMBEDDED).iterdir()}
 
 
-def test_a_name_is_its_snapshot_and_a_revision_that_of_the_revision(cache):
+def test_repo_name_and_revision_resolve_to_snapshots(cache):
   snapshot = stored(cache, "org/tiny", embedded_files())
   stored(cache, "org/other", embedded_files(), revision="v1.0")
   assert hub.local("org/tiny") == str(snapshot)
@@ -55,20 +55,20 @@ def test_a_name_is_its_snapshot_and_a_revision_that_of_the_revision(cache):
     hub.local("org/other")
 
 
-def test_one_file_of_a_repository_is_that_file(cache, tmp_path):
+def test_repo_file_name_resolves_to_that_file(cache, tmp_path):
   (tmp_path / "file").write_bytes(b"GGUF")
   snapshot = stored(cache, "org/tiny-GGUF", {"q4.gguf": tmp_path / "file"})
   assert hub.local("org/tiny-GGUF/q4.gguf") == str(snapshot / "q4.gguf")
 
 
-def test_a_path_that_is_here_wins(cache, tmp_path, monkeypatch):
+def test_existing_local_path_takes_precedence(cache, tmp_path, monkeypatch):
   stored(cache, "org/tiny", embedded_files())
   monkeypatch.chdir(tmp_path)
   (tmp_path / "org" / "tiny").mkdir(parents=True)
   assert hub.local("org/tiny") == "org/tiny"
 
 
-def test_a_name_that_cannot_be_had_is_one_line():
+def test_unavailable_name_raises_a_one_line_error():
   with pytest.raises(FileNotFoundError) as caught:
     checkpoints.read_config("nobody/nothing")
   (line,) = str(caught.value).splitlines()

@@ -19,12 +19,12 @@ LLAMA = config_from_json(shapes.SHAPES["llama-3.2-1b"])  # 8 key/value heads
     ("data:1,model:16", 16, 4, (1, 16, 4)),
   ],
 )
-def test_layouts_are_read(text, devices, draft_devices, expected):
+def test_layout_strings_are_parsed(text, devices, draft_devices, expected):
   actual = meshes.parse(text, devices, draft=LLAMA, draft_devices=draft_devices)
   assert (actual.data, actual.model, actual.draft) == expected
 
 
-def test_a_draft_of_its_own_size_has_an_axis():
+def test_partially_sharded_draft_gets_its_own_mesh_axis():
   of = lambda **sizes: meshes.Layout(**sizes).mesh(
     jax.devices() * (sizes["data"] * sizes["model"])
   )
@@ -39,6 +39,6 @@ def test_a_draft_of_its_own_size_has_an_axis():
   assert draft.axes == ("draft",)
 
 
-def test_without_a_draft_model_nothing_is_cut_for_it():
+def test_absent_draft_model_uses_one_device():
   assert meshes.most_devices(None, 16) == 1
   assert meshes.most_devices(LLAMA, 4) == 4

@@ -58,7 +58,7 @@ def spec_of(name, config=CONFIG):
     ("final_norm.scale", P()),
   ],
 )
-def test_projections_are_cut_as_megatron_cuts_them(name, spec):
+def test_projections_are_sharded_like_megatron(name, spec):
   config = described.alter(CONFIG, qkv_bias=True, out_bias=True)
   assert spec_of(name, config) == spec
 
@@ -66,7 +66,7 @@ def test_projections_are_cut_as_megatron_cuts_them(name, spec):
 @pytest.mark.parametrize(
   "name", ["markov_head.gate_proj", "markov_head.joint_proj", "confidence_head"]
 )
-def test_what_any_rank_may_have_is_whole_on_every_device(name):
+def test_dspark_rank_dependent_weights_are_replicated(name):
   """Of DSpark's head, whose rank no number of devices need divide."""
   parts = [*name.split("."), "weight"]
   assert sharding.param_spec(parts, sharding.Sharding()) == P()
@@ -80,7 +80,7 @@ def test_what_any_rank_may_have_is_whole_on_every_device(name):
     (dict(vocab_size=41), 2, r"vocab_size \(41\) cannot be cut over 2"),
   ],
 )
-def test_what_cannot_be_cut_is_refused(changes, size, message):
+def test_indivisible_sizes_are_rejected(changes, size, message):
   config = described.alter(CONFIG, **changes)
   with pytest.raises(ValueError, match=message):
     sharding.kv_heads_for(config, size)
@@ -139,7 +139,7 @@ _EIGHT_DEVICES = """
 """
 
 
-def test_eight_devices_read_their_parts_of_a_checkpoint(checkpoint):
+def test_eight_devices_load_only_their_checkpoint_shards(checkpoint):
   record = json.loads(several.printed(_EIGHT_DEVICES, checkpoint))
   assert record["equal"]
   assert record["low"]  # in eight bits they are the same too

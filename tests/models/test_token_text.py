@@ -9,7 +9,7 @@ from models import token_text, tokenizers
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_bytes_of_any_tokens_are_those_of_their_text(seed):
+def test_token_bytes_concatenate_to_decoded_text(seed):
   """Bytes that are no character stand for themselves, and none is decoded."""
   rng = np.random.default_rng(seed)
   tokenizer = tokenizers.load(files.EMBEDDED)
@@ -19,7 +19,7 @@ def test_bytes_of_any_tokens_are_those_of_their_text(seed):
     assert actual.decode("utf-8", "replace") == tokenizer.decode(ids)
 
 
-def test_bytes_that_a_vocabulary_falls_back_to():
+def test_byte_fallback_tokens_yield_their_bytes():
   tokenizer = fallback.tokenizer()
   ids = tokenizer.backend.token_to_id
   text = [ids("▁a"), ids("b"), *"é🙂".encode(), ids("</s>"), ids("▁the")]
@@ -32,7 +32,7 @@ def test_bytes_that_a_vocabulary_falls_back_to():
   assert token_text.fallback_byte(plain, 65) is None
 
 
-def test_names_of_tokens():
+def test_name_of_handles_special_byte_and_padding_tokens():
   tokenizer = fallback.tokenizer()
   ids = tokenizer.backend.token_to_id
   name = lambda token: token_text.name_of(tokenizer, token)

@@ -91,7 +91,7 @@ def whole(tmp_path):
   return made
 
 
-def test_a_text_is_neither_cut_nor_padded_as_it_was_once(whole):
+def test_saved_truncation_and_padding_are_ignored(whole):
   def used(backend):
     backend.add_special_tokens([END])
     backend.enable_truncation(8)
@@ -105,7 +105,7 @@ def test_a_text_is_neither_cut_nor_padded_as_it_was_once(whole):
 
 
 @pytest.mark.parametrize("lists", [True, False])
-def test_a_map_of_special_tokens_is_read_beside_a_tokenizer(whole, lists):
+def test_special_tokens_map_is_read_unless_config_lists_tokens(whole, lists):
   """Unless the config lists the added tokens itself: then it says it all."""
   config = {
     "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>",
@@ -140,9 +140,7 @@ STRIPS = {"special": True, "lstrip": True, "rstrip": True}
     {"added_tokens_decoder": listed("<tool>", **STRIPS | {"special": False})},
   ],
 )
-def test_how_an_added_token_is_looked_for_is_what_its_list_says(
-  whole, config, special
-):
+def test_added_token_flags_match_transformers(whole, config, special):
   token = hf.AddedToken("<tool>", special=special)
   folder = whole(
     lambda backend: backend.add_tokens([token]),
@@ -155,7 +153,7 @@ def test_how_an_added_token_is_looked_for_is_what_its_list_says(
   ) == repr(theirs.backend_tokenizer.get_added_tokens_decoder())
 
 
-def test_what_cannot_be_read_is_refused_in_one_line(whole, tmp_path):
+def test_unreadable_tokenizers_are_rejected_in_one_line(whole, tmp_path):
   with pytest.raises(FileNotFoundError, match="no tokenizer in"):
     tokenizers.load(str(tmp_path))
   folder = whole(tokenizer_config={"eos_token": 7})
@@ -171,7 +169,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(whole, tmp_path):
     (lambda: tokenizers.load(files.EMBEDDED), False),
   ],
 )
-def test_a_text_and_what_goes_on_with_it_are_the_text_of_both(make, drops):
+def test_decoded_continuations_concatenate_to_the_full_text(make, drops):
   """Wherever it is cut between characters; special tokens say nothing."""
   rng, tokenizer, dropped = np.random.default_rng(0), make(), 0
   words = [

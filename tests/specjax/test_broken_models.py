@@ -92,7 +92,7 @@ def p_value(rule, tree, how, broken_target, change=lambda drafter: drafter):
   ],
   ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_text_up_to_the_last_position_follows_the_target(
+def test_output_up_to_last_position_matches_target_distribution(
   rule, tree, how, broken_target
 ):
   """Drafted nodes lie beyond, and rules look at paths as a whole."""
@@ -117,7 +117,7 @@ def network(seed):
   return as_language_model(module)
 
 
-def test_rejected_tokens_that_are_nan_do_not_end_their_rows():
+def test_rejected_tokens_with_nan_embeddings_do_not_end_rows():
   """Neither model knows a token, which the target never emits."""
   draft, draft_params = network(0)
   network_target, target_params = network(1)
@@ -155,7 +155,7 @@ def test_rejected_tokens_that_are_nan_do_not_end_their_rows():
     np.testing.assert_array_equal(state.tokens[row, new], best[row, before])
 
 
-def test_a_committed_token_that_is_nan_ends_its_row():
+def test_prompt_token_with_nan_embedding_ends_its_row():
   """In a prompt, before the last token too: no cache may hide it."""
   target, params = network(1)
   decoder = specjax.make_decoder(target)
@@ -178,7 +178,7 @@ def test_a_committed_token_that_is_nan_ends_its_row():
 # ----------------------------------------------------------- the draft's laws
 
 
-def test_nan_logits_of_the_draft_end_no_row():
+def test_nan_draft_logits_do_not_end_rows():
   decoder = make("model")
   table = np.asarray(PARAMS.draft).copy()
   table[::3] = np.nan
@@ -192,7 +192,7 @@ def test_nan_logits_of_the_draft_end_no_row():
 
 
 @pytest.mark.parametrize("place", [slice(None), 5], ids=["law", "token"])
-def test_a_draft_that_returns_nan_ends_its_row_before_anything_is_emitted(
+def test_nan_draft_log_probs_end_rows_before_emission(
   place,
 ):
   """Wherever it is: what such a token was drawn from nobody can know."""

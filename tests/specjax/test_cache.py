@@ -28,7 +28,7 @@ def make(batch, slots, *, seed=0, length=None):
 
 
 @pytest.mark.parametrize("batch", [1, 8, 9])
-def test_rows_are_written_and_read_at_their_own_slots(batch):
+def test_rows_are_written_and_read_at_ragged_offsets(batch):
   rng = np.random.default_rng(batch)
   buffer = np.stack([np.asarray(x) for x in make(batch, 10).keys])
   rows = rng.standard_normal((2, batch, HEADS, 3, CHANNELS)).astype(np.float32)
@@ -51,7 +51,7 @@ def test_rows_are_written_and_read_at_their_own_slots(batch):
 
 @pytest.mark.parametrize("layer", [None, 1])
 @pytest.mark.parametrize("row", [-1, 0, 2, 3])
-def test_one_row_is_written_and_read_where_it_is(row, layer):
+def test_single_row_view_writes_and_reads_only_its_row(row, layer):
   """Nobody's row is not written, and no other is touched."""
   rng = np.random.default_rng(0)
   buffer = rng.standard_normal((2, 3, HEADS, 9, CHANNELS)).astype(np.float32)
@@ -73,7 +73,7 @@ def test_one_row_is_written_and_read_where_it_is(row, layer):
 
 
 @pytest.mark.parametrize("layer", [None, 1])
-def test_some_rows_are_written_and_read_each_at_its_own_slot(layer):
+def test_multi_row_view_writes_and_reads_at_ragged_offsets(layer):
   rng = np.random.default_rng(0)
   buffer = rng.standard_normal((2, 4, HEADS, 9, CHANNELS)).astype(np.float32)
   rows, start = np.array([3, 0]), np.array([1, 5])
@@ -99,7 +99,7 @@ def test_some_rows_are_written_and_read_each_at_its_own_slot(layer):
 @pytest.mark.parametrize(
   ("source", "row", "count"), [(0, 2, 5), (2, 1, 11), (1, 1, 9), (0, 3, 8)]
 )
-def test_a_text_is_copied_in_whole_blocks_and_no_other_row_is_touched(
+def test_copy_text_copies_whole_blocks_to_one_row_only(
   source, row, count, stacked, monkeypatch
 ):
   monkeypatch.setattr(rows_lib, "_COPIED", 4)
@@ -119,7 +119,7 @@ def test_a_text_is_copied_in_whole_blocks_and_no_other_row_is_touched(
 
 @pytest.mark.parametrize("batch", [1, 4, 12])
 @pytest.mark.parametrize("shape", [(3, 2), (4, 3), (2, 5)])
-def test_a_kept_path_is_gathered_as_numpy_does(shape, batch):
+def test_keep_path_matches_numpy_gather(shape, batch):
   """Overlapping shifts included: XLA:CPU miscompiles the naive form."""
   tree = tree_lib.paths(*shape)
   nodes, width = tree.num_nodes, tree.max_depth + 1

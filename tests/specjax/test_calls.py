@@ -58,7 +58,7 @@ def stranger(text: str):
     (f"{__name__}.OWN", "mine", f"{__name__}.OWN"),
   ],
 )  # fmt: skip
-def test_a_text_is_made_and_written_again(text, made, canonical):
+def test_call_text_is_built_and_canonicalized(text, made, canonical):
   assert DRINKS.make(text).text == made
   assert DRINKS.canonical(text) == canonical
   assert DRINKS.canonical(canonical) == canonical
@@ -82,13 +82,13 @@ def test_a_text_is_made_and_written_again(text, made, canonical):
     (f"{__name__}.stranger('x')", "annotated"),
   ],
 )  # fmt: skip
-def test_what_is_none_is_refused_in_words(text, words):
+def test_invalid_calls_raise_short_descriptive_errors(text, words):
   with pytest.raises(ValueError, match=words) as caught:
     DRINKS.make(text)
   assert len(str(caught.value)) < 300
 
 
-def test_a_list_is_separated_where_calls_end():
+def test_parse_list_splits_only_at_top_level_commas():
   actual = calls.parse_list("plain, a(b=(1, 2), c='x,y'),m.n.f(d)")
   assert [str(call) for call in actual] == [
     "plain", 'a(b=(1, 2), c="x,y")', "m.n.f(d)"
@@ -97,7 +97,7 @@ def test_a_list_is_separated_where_calls_end():
   assert calls.parse_list(" ") == []
 
 
-def test_help_has_every_entry_with_its_defaults():
+def test_help_lists_every_entry_with_defaults():
   assert DRINKS.help() == [
     ("tea(leaf, cups=2, heat=0.9)", "Leaves in water."),
     ("mixed(one, *sizes, strong=False)", "One drink in several sizes."),
@@ -105,7 +105,7 @@ def test_help_has_every_entry_with_its_defaults():
   ]
 
 
-def test_rules_and_policies_are_written_so():
+def test_rules_and_policies_parse_from_call_text():
   assert rules.get("typical(epsilon=0.1)").name == "typical(epsilon=0.1)"
   assert policies.get("4").name == policies.get("fixed(4)").name == "4"
   with pytest.raises(ValueError, match="must be a Rule"):

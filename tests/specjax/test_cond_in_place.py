@@ -41,7 +41,7 @@ def sorts_of_entry() -> int:
   return len(re.findall(r"\bsort\(", text[text.index("\nENTRY ") :]))
 
 
-def test_the_carry_is_updated_exactly_if_that_is_wanted():
+def test_carry_is_updated_only_when_condition_holds():
   _, key, table, (place, buffer) = made()
   after, new = jax.jit(updated)(jnp.array(True), key, table, (place, buffer))
   noise = jax.random.normal(key, (SIZE, SIZE))
@@ -55,7 +55,7 @@ def test_the_carry_is_updated_exactly_if_that_is_wanted():
   np.testing.assert_array_equal(same, buffer)
 
 
-def test_what_reads_no_carry_stays_in_the_loop(monkeypatch):
+def test_optimization_barrier_prevents_hoisting_invariant_work(monkeypatch):
   """And without the barrier it does not."""
   assert sorts_of_entry() == 0
   monkeypatch.setattr(cond_lib.lax, "optimization_barrier", lambda x: x)

@@ -29,7 +29,7 @@ from specjax.warp import make_sampling, warp
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("rule", "drafter"), PAIRS)
-def test_greedy_rows_equal_a_plain_python_argmax(rule, drafter):
+def test_greedy_rows_match_plain_python_argmax(rule, drafter):
   decoder = make(drafter, rule)
   state = decode(decoder, start(decoder, temperature=0.0))
   for b, row in enumerate(rows_of(state)):
@@ -59,7 +59,7 @@ def small_drafters(model, vocab_size):
     pytest.param("block_transport", "paths", marks=pytest.mark.slow),
   ],
 )
-def test_sampled_blocks_follow_the_targets_joint_law(rule, drafter):
+def test_sampled_blocks_match_target_joint_distribution(rule, drafter):
   """A chi-squared test through the shipped loop, with its power asserted."""
   runs, length, vocab = 60_000, 3, 3
   target, prefix = toys.table(vocab, seed=3, scale=0.7), (1, 2, 1, 2)
@@ -111,7 +111,7 @@ def test_expected_acceptance_agrees_with_realized_acceptance(drafter):
   assert abs(gap.mean()) < 5 * gap.std() / np.sqrt(runs)
 
 
-def test_a_lossy_rule_that_reports_no_distance_is_not_said_to_have_none():
+def test_lossy_rule_without_distance_does_not_report_zero():
   typical = specjax.rules.get("typical")
 
   def verify(draft, topology, target):

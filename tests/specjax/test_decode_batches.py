@@ -27,7 +27,7 @@ from specjax.warp import make_sampling
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("rule", "drafter"), FEWEST_PAIRS)
-def test_while_loop_equals_a_python_loop_over_step(rule, drafter):
+def test_generate_matches_python_loop_over_step(rule, drafter):
   decoder = make(drafter, rule)
   state = start(decoder)
   step = jitted(decoder, "step")
@@ -43,7 +43,7 @@ def test_while_loop_equals_a_python_loop_over_step(rule, drafter):
 @pytest.mark.gpu
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(("rule", "drafter"), FEWER_PAIRS)
-def test_a_row_does_not_depend_on_its_batch(rule, drafter, temperature):
+def test_row_output_is_independent_of_its_batch(rule, drafter, temperature):
   decoder = make(drafter, rule)
   options = dict(temperature=temperature, stop_tokens=(7, 7))
   together = rows_of(decode(decoder, start(decoder, **options)))
@@ -55,7 +55,7 @@ def test_a_row_does_not_depend_on_its_batch(rule, drafter, temperature):
     assert rows_of(alone) == together[b : b + 1]
 
 
-def test_a_row_does_not_depend_on_what_its_prompt_is_padded_with():
+def test_row_output_is_independent_of_prompt_padding():
   decoder = make("paths", "match")
   other = np.where(np.arange(6) < LENGTHS[:, None], PROMPTS, 9)
   wider = np.pad(other, ((0, 0), (0, 7)), constant_values=5)
@@ -66,7 +66,7 @@ def test_a_row_does_not_depend_on_what_its_prompt_is_padded_with():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("drafter", ["model", "paths", "ngram", "layer_skip"])
-def test_one_trace_for_all_prompts_lengths_settings_and_budgets(drafter):
+def test_prompts_lengths_settings_and_budgets_share_one_trace(drafter):
   decoder = make(drafter, "match")
   traces = []
 
@@ -94,7 +94,7 @@ def test_one_trace_for_all_prompts_lengths_settings_and_budgets(drafter):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("rule", "drafter"), PAIRS)
-def test_generate_keeps_the_host_out(rule, drafter):
+def test_generate_makes_no_host_callbacks(rule, drafter):
   """No callback, infeed or outfeed in the program of the whole loop."""
   decoder = make(drafter, rule)
   program = jitted(decoder, "generate").lower(PARAMS, start(decoder)).as_text()
@@ -104,7 +104,7 @@ def test_generate_keeps_the_host_out(rule, drafter):
 
 
 @pytest.mark.gpu
-def test_steps_can_be_taken_a_few_at_a_time():
+def test_chunked_steps_match_full_generation():
   decoder = make("model")
   expected = rows_of(decode(decoder, start(decoder)))
   state = start(decoder)
@@ -118,7 +118,7 @@ def test_steps_can_be_taken_a_few_at_a_time():
 
 
 @pytest.mark.gpu
-def test_the_callers_arrays_survive_donation():
+def test_donating_state_keeps_caller_arrays_alive():
   decoder = make("model")
   prompts, lengths = jnp.asarray(PROMPTS), jnp.asarray(LENGTHS)
   keys = random.row_keys(jax.random.key(0), jnp.arange(5))

@@ -47,7 +47,7 @@ def test_rows_end_at_the_first_stop_token(rule, drafter):
 
 
 @pytest.mark.parametrize(("rule", "drafter"), PAIRS)
-def test_counts_add_up(rule, drafter):
+def test_counters_are_consistent_with_emitted_tokens(rule, drafter):
   decoder = make(drafter, rule)
   state = decode(decoder, start(decoder, stop_tokens=(2, 2)))
   c, tree = jax.device_get(state.counters), decoder.drafter.tree
@@ -68,7 +68,7 @@ def test_counts_add_up(rule, drafter):
     assert (new != Origin.PROMPT).all()
 
 
-def test_a_budget_of_zero_emits_nothing():
+def test_zero_budget_emits_nothing():
   decoder = make("model")
   budgets = np.array([3, 0, 2, 0, 1])
   state = decode(decoder, start(decoder, max_new_tokens=budgets))
@@ -78,7 +78,7 @@ def test_a_budget_of_zero_emits_nothing():
 
 
 @pytest.mark.parametrize(("rule", "drafter"), FEWEST_PAIRS)
-def test_log_probs_are_the_unwarped_targets(rule, drafter):
+def test_log_probs_come_from_unwarped_target(rule, drafter):
   """Of emitted tokens, and of the likeliest in their places if wanted."""
   decoder = make(drafter, rule, with_log_probs=True, num_likeliest=4)
   state = start(decoder, temperature=0.5)
@@ -99,7 +99,7 @@ def test_log_probs_are_the_unwarped_targets(rule, drafter):
         assert told.log_probs[b, i] == pytest.approx(laws[best], abs=1e-5)
 
 
-def test_likeliest_tokens_that_nobody_wants_are_not_looked_for():
+def test_top_log_probs_are_skipped_when_no_row_wants_them():
   decoder = make("model", "token", with_log_probs=True, num_likeliest=4)
   state = start(decoder, temperature=0.5)
   nobody = dataclasses.replace(state.likeliest, wanted=np.zeros(5, bool))
@@ -119,7 +119,7 @@ def test_likeliest_tokens_that_nobody_wants_are_not_looked_for():
     make("model", "token", num_likeliest=12)
 
 
-def test_nan_on_nodes_that_are_not_reached_costs_nothing():
+def test_greedy_rows_end_on_nan_only_where_plain_decoding_does():
   """Greedy rows end with NaN exactly if plain decoding meets it too.
 
   Rows that meet none are untouched.
@@ -143,7 +143,7 @@ def test_nan_on_nodes_that_are_not_reached_costs_nothing():
   assert hit > 5
 
 
-def test_vocabularies_may_be_padded_differently():
+def test_draft_and_target_vocab_padding_may_differ():
   wide = toys.table_model(VOCAB + 3)
   padded = jnp.pad(PARAMS.draft, ((0, 0), (0, 3)), constant_values=50.0)
   drafter = drafters.model(wide, tree=chain(3), vocab_size=VOCAB)
@@ -153,7 +153,7 @@ def test_vocabularies_may_be_padded_differently():
   assert rows_of(state) == rows_of(decode(make("model"), start(make("model"))))
 
 
-def test_as_many_tokens_and_rounds_as_an_integer_holds_are_no_fewer():
+def test_int32_max_budget_and_steps_do_not_overflow():
   """Sums with them would wrap around, and end a row or a loop at once."""
   decoder, most = make("model"), np.int32(2**31 - 1)
   short = start(decoder, max_new_tokens=np.full(5, 40) - LENGTHS)
@@ -173,7 +173,7 @@ def test_as_many_tokens_and_rounds_as_an_integer_holds_are_no_fewer():
   assert state.done.all()
 
 
-def test_rows_that_have_ended_are_idle_in_passes_over_the_targets_cache():
+def test_ended_rows_are_idle_in_target_cache_passes():
   """And in no state between rounds."""
   seen = []
 

@@ -34,7 +34,7 @@ from specjax.warp import make_sampling
     (dict(rng_key=jax.random.PRNGKey(0)), "must be a typed key"),
   ],
 )
-def test_prompts_that_do_not_fit_are_refused(changes, message):
+def test_init_rejects_invalid_prompts_and_sizes(changes, message):
   arguments = dict(
     params=PARAMS, prompts=PROMPTS, lengths=LENGTHS, rng_key=jax.random.key(0),
     buffer_length=40, max_new_tokens=3,
@@ -51,7 +51,7 @@ def test_prompts_that_do_not_fit_are_refused(changes, message):
     (dict(sampling=make_sampling(1, top_p=0.5)), "has no top_p"),
   ],
 )
-def test_a_row_that_does_not_fit_a_running_state_is_refused(changes, message):
+def test_admit_rejects_rows_that_do_not_fit(changes, message):
   state = jax.eval_shape(lambda: start(make("model")))
   arguments = dict(
     row=0, prompt=PROMPTS[0], length=1, rng_key=jax.random.key(0),
@@ -61,7 +61,7 @@ def test_a_row_that_does_not_fit_a_running_state_is_refused(changes, message):
     make("model").admit(PARAMS, state, **arguments)
 
 
-def test_under_jit_what_does_not_fit_ends_its_row_alone():
+def test_invalid_inputs_under_jit_end_only_their_row():
   """Budgets at the end of the buffer, wrong lengths and unknown ids at once."""
   decoder = make("model")
   begin = lambda prompts, lengths, budget: jitted(decoder, "init")(
@@ -86,7 +86,7 @@ def test_under_jit_what_does_not_fit_ends_its_row_alone():
   assert state.stop_reason.tolist() == [0, reason, reason, 0, 0]
 
 
-def test_a_buffer_beyond_the_models_positions_is_refused():
+def test_buffer_beyond_model_positions_is_rejected():
   short = toys.table_model(VOCAB, max_positions=32)
   decoder = specjax.make_decoder(short)
   with pytest.raises(ValueError, match="target model has 32 positions"):
@@ -96,7 +96,7 @@ def test_a_buffer_beyond_the_models_positions_is_refused():
     start(specjax.make_decoder(MODEL, drafter=drafter))
 
 
-def test_parts_that_do_not_fit_are_refused():
+def test_incompatible_decoder_parts_are_rejected():
   with pytest.raises(TypeError, match="drafter must be made by"):
     specjax.make_decoder(MODEL, drafter="model")
   with pytest.raises(ValueError, match="unknown rule 'tokens'"):

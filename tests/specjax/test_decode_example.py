@@ -43,7 +43,7 @@ def fixed_drafter(drafted):
   return Drafter(name="fixed", tree=tree, siblings=IID, propose=propose)
 
 
-def test_the_round_of_the_docstring():
+def test_step_matches_its_docstring_example():
   drafted = np.array([[5, 6, 7], [9, 9, 9], [2, 3, 4]], np.int32)
   decoder = specjax.make_decoder(
     counting_model(), drafter=fixed_drafter(drafted)

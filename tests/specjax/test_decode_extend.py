@@ -61,7 +61,7 @@ def extend(decoder, state, row, tokens=MORE, *, budget=5, **more):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_row_goes_on_as_if_all_its_text_were_its_prompt(name):
+def test_extended_row_matches_fresh_row_with_full_prompt(name):
   """And so does its drafter: it accepts as much. Neighbors stay."""
   decoder, before = DECODERS[name], rows_of(used(DECODERS[name]))
   for row in (0, 2):
@@ -99,7 +99,7 @@ def alone_behind(decoder, text, state):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_prompt_goes_on_from_what_another_row_has_read(name):
+def test_row_admitted_with_reused_prefix_matches_fresh_row(name):
   """From any length of it, its own row's too; neighbors stay."""
   decoder = DECODERS[name]
   before, state = rows_of(used(decoder)), used(decoder)
@@ -117,7 +117,7 @@ def test_a_prompt_goes_on_from_what_another_row_has_read(name):
   assert decoding.jitted(decoder, "admit")._cache_size() == 1
 
 
-def test_a_row_that_goes_on_from_another_begins_as_a_fresh_one():
+def test_prefix_reuse_resets_all_other_row_state():
   """With none of what the host asked of that row, or of this one before."""
   decoder = decoding.make("model", with_log_probs=True, num_likeliest=2)
   state = used(decoder)
@@ -151,7 +151,7 @@ def as_numbers(x):
 
 
 @pytest.mark.parametrize("count, budget", [(4, 2), (6, 0)])
-def test_a_text_goes_on_up_to_the_end_of_the_buffer(count, budget):
+def test_extend_works_up_to_the_end_of_the_buffer(count, budget):
   """There the window that is read begins before the newest token."""
   decoder = DECODERS["model"]
   state = decoding.start(
@@ -171,7 +171,7 @@ def test_a_text_goes_on_up_to_the_end_of_the_buffer(count, budget):
   assert len(actual) == 34 + count + budget
 
 
-def test_what_does_not_fit_ends_the_row_and_changes_no_text():
+def test_oversized_extension_ends_row_and_keeps_its_text():
   decoder = DECODERS["model"]
   state = decoding.start(
     decoder, max_new_tokens=np.array([34, 9, 9, 9, 9]), stop_tokens=()
@@ -186,7 +186,7 @@ def test_what_does_not_fit_ends_the_row_and_changes_no_text():
     decoder.extend(PARAMS, state, 5, MORE, 6, max_new_tokens=0)
 
 
-def test_a_row_may_go_on_at_another_temperature():
+def test_extend_can_change_temperature():
   decoder = DECODERS["model"]
   state = extend(
     decoder, used(decoder), 0, sampling=make_sampling(1, temperature=0.0)
@@ -198,7 +198,7 @@ def test_a_row_may_go_on_at_another_temperature():
   assert state.sampling.temperature.tolist() == [0, 1, 1, 1, 1]
 
 
-def test_what_all_rows_share_counts_each_token_once():
+def test_extend_counts_each_token_once_in_shared_state():
   decoder = specjax.make_decoder(
     MODEL, drafter=forms.shared_counts(VOCAB), rule="match"
   )
@@ -212,7 +212,7 @@ def test_what_all_rows_share_counts_each_token_once():
   np.testing.assert_array_equal(added, expected)
 
 
-def test_inputs_stay_with_their_row():
+def test_extend_keeps_encoder_inputs_of_its_row():
   """The encoder's output is kept beside the row, and not made again."""
   decoder = specjax.make_decoder(
     toys.table_model(VOCAB, layers=2, with_inputs=True),
@@ -274,9 +274,7 @@ def outcome(decoder, state):
   [n if n in ("eagle", "lookahead")
    else pytest.param(n, marks=pytest.mark.slow) for n in READERS],
 )  # fmt: skip
-def test_a_prompt_read_in_chunks_is_one_that_was_read_at_once(
-  name, monkeypatch
-):
+def test_chunked_prefill_matches_single_pass_prefill(name, monkeypatch):
   """Caches, features across the chunks' borders, and what is then decoded."""
   decoder = READERS[name]
   # Where lookahead begins to guess is in the first chunk: it drafts otherwise.
@@ -299,7 +297,7 @@ def test_a_prompt_read_in_chunks_is_one_that_was_read_at_once(
   assert actual[1] == expected[1] or name == "lookahead"
 
 
-def test_chunks_are_as_many_as_the_longest_prompt_asks_for(monkeypatch):
+def test_prefill_chunk_count_follows_longest_prompt(monkeypatch):
   """The unused part of a wide array of prompts costs nothing."""
   model, turns = MODEL, []
 

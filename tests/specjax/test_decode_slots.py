@@ -53,7 +53,7 @@ def used(decoder):
   return state
 
 
-def test_a_row_that_is_admitted_emits_what_it_does_alone():
+def test_admitted_row_matches_decoding_alone():
   """And its neighbors what they do without it; in one program."""
   state = used(DECODER)
   undisturbed = rows_of(decode(DECODER, state))
@@ -68,7 +68,7 @@ def test_a_row_that_is_admitted_emits_what_it_does_alone():
 
 
 @pytest.mark.parametrize("on_mesh", [False, True])
-def test_a_row_may_ignore_what_ends_others(on_mesh):
+def test_ignore_stop_applies_only_to_its_row(on_mesh):
   """Until its slot is another's; the rows beside it end where they would."""
   prompt, length = PROMPTS[2], LENGTHS[2]
   whole = alone(DECODER, prompt, length)
@@ -92,7 +92,7 @@ def test_a_row_may_ignore_what_ends_others(on_mesh):
     assert actual == undisturbed[:4]
 
 
-def test_counters_begin_anew_and_rounds_go_on():
+def test_admit_resets_row_counters_but_not_step_count():
   state = used(DECODER)
   after = admit(DECODER, state, 4, PROMPTS[1], LENGTHS[1])
   assert after.counters.num_target_calls.tolist() == [
@@ -103,7 +103,7 @@ def test_counters_begin_anew_and_rounds_go_on():
   assert not after.done[4]
 
 
-def test_what_all_rows_share_goes_on_from_where_it_was():
+def test_admit_updates_shared_drafter_state_incrementally():
   state = used(SHARED)
   after = admit(SHARED, state, 4, PROMPTS[2], 6)
   new = np.asarray(
@@ -115,7 +115,7 @@ def test_what_all_rows_share_goes_on_from_where_it_was():
   assert after.drafter_state["last"][4] == PROMPTS[2][4]
 
 
-def test_rounds_end_as_soon_as_so_many_rows_are_idle():
+def test_steps_return_once_num_idle_rows_are_done():
   state = decoding.start(DECODER, max_new_tokens=BUDGETS, stop_tokens=())
   steps = decoding.jitted(DECODER, "steps")
   for idle in (1, 3):
@@ -124,7 +124,7 @@ def test_rounds_end_as_soon_as_so_many_rows_are_idle():
     assert not state.done.all()
 
 
-def test_the_host_sets_how_deep_each_row_drafts():
+def test_max_depth_limits_draft_length_per_row():
   """A tree that is not fixed is cut there: fewer drafted, the same law."""
   drafter = forms.masked(
     forms.table_drafter(VOCAB, paths(2, 2)),

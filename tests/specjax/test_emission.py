@@ -15,7 +15,7 @@ from specjax.types import Draft
 from specjax.warp import make_sampling
 
 
-def test_a_path_is_kept_to_its_first_drafted_stop_token_and_the_budget():
+def test_kept_depth_stops_at_first_stop_token_or_budget():
   """The last committed token is no stop: a prompt may end in one."""
   tree = Tree((-1, 0, 0, 1, 2, 3, 5))  # 0 -> 1 -> 3 -> 5 -> 6 and 0 -> 2 -> 4
   stop, room = 9, 4
@@ -68,7 +68,7 @@ def test_a_path_is_kept_to_its_first_drafted_stop_token_and_the_budget():
   np.testing.assert_array_equal(actual[::2], kept[::2])
 
 
-def test_the_distance_is_summed_over_the_tokens_emitted_and_no_other():
+def test_total_variation_sums_over_emitted_tokens_only():
   decoder = specjax.make_decoder(
     MODEL, drafter=DRAFTERS["model"], rule="decoding_uno(epsilon=0.05)"
   )

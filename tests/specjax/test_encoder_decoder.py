@@ -107,7 +107,7 @@ LOSSLESS = [
 
 
 @pytest.mark.parametrize(("kind", "tree", "rule", "more"), LOSSLESS)
-def test_the_law_of_a_round_is_the_targets(kind, tree, rule, more):
+def test_round_output_matches_target_distribution(kind, tree, rule, more):
   decoder, params = make(kind, tree, rule, **more)
   state = start(decoder, params, [1])
   # A round before has left what was rejected in the caches.
@@ -119,7 +119,7 @@ def test_the_law_of_a_round_is_the_targets(kind, tree, rule, more):
 
 
 @pytest.mark.parametrize("kind", ["model", "block"])
-def test_a_drafter_with_inputs_says_the_truth_and_looks_at_its_row(kind):
+def test_drafters_with_inputs_pass_check_drafter(kind):
   decoder, params = make(kind, FORK, "recursive")
   target, _ = t5_model(0)
   checked = exact.check_drafter(
@@ -142,7 +142,7 @@ def texts(state):
   [pytest.param("model", FORK, "recursive", marks=pytest.mark.slow),
    ("block", chain(3), "block")],
 )  # fmt: skip
-def test_a_row_is_the_same_in_a_batch_and_after_a_refill(kind, tree, rule):
+def test_row_output_is_same_alone_batched_and_refilled(kind, tree, rule):
   decoder, params = make(kind, tree, rule)
   generate = jax.jit(decoder.generate)
   alone = [

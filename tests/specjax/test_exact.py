@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 
 @pytest.mark.parametrize(("rule", "tree", "siblings"), CASES)
-def test_output_law_is_the_warped_targets(rule, tree, siblings):
+def test_output_distribution_matches_warped_target(rule, tree, siblings):
   for settings in WARPS.values():
     actual = distance(
       rule, tree, siblings=siblings, seed=0, warp_settings=settings
@@ -39,7 +39,7 @@ def test_output_law_is_the_warped_targets(rule, tree, siblings):
   ("name", "siblings"),
   [("hub", siblings_lib.HUB), ("greedy_draft", siblings_lib.GREEDY)],
 )
-def test_ties_of_float32_are_drawn_as_they_are_verified(name, siblings):
+def test_float32_ties_are_drawn_and_verified_consistently(name, siblings):
   """Two tokens are equally probable to the rule, and in float64 are not."""
   p, q = np.array([0.35, 0.35 + 1e-9, 0.3 - 1e-9]), np.array([0.2, 0.7, 0.1])
   law = exact.block_law(
@@ -50,7 +50,7 @@ def test_ties_of_float32_are_drawn_as_they_are_verified(name, siblings):
 
 
 @pytest.mark.parametrize(("rule", "tree", "siblings"), ONE_TREE)
-def test_equal_laws_are_verified_exactly_and_a_path_always_accepted(
+def test_draft_equal_to_target_is_lossless_and_fully_accepted(
   rule, tree, siblings
 ):
   vocab = 4 if tree.num_drafted <= 3 else 3
@@ -66,7 +66,7 @@ def test_equal_laws_are_verified_exactly_and_a_path_always_accepted(
 
 
 @pytest.mark.parametrize(("rule", "tree", "siblings"), ONE_TREE)
-def test_disjoint_supports_are_verified_exactly(rule, tree, siblings):
+def test_disjoint_supports_stay_lossless(rule, tree, siblings):
   p, q = np.array([1.0, 0, 0, 0]), np.array([0, 0.4, 0.5, 0.1])
   if tree.num_drafted > 3:
     p, q = p[:3], np.array([0, 0.4, 0.6])
@@ -78,7 +78,7 @@ def test_disjoint_supports_are_verified_exactly(rule, tree, siblings):
 
 
 @pytest.mark.parametrize("name", sorted(LOSSLESS))
-def test_point_mass_drafts_are_verified_exactly(name):
+def test_one_hot_drafts_stay_lossless(name):
   # N-gram drafts: the law of every node is one-hot, all paths are equal.
   for tree, vocab in ((tree_lib.chain(3), 4), (tree_lib.paths(2, 2), 3)):
     if not enumerable(LOSSLESS[name], tree, siblings_lib.IID):
@@ -90,7 +90,7 @@ def test_point_mass_drafts_are_verified_exactly(name):
     assert np.abs(law.output - expected).max() < 1e-10
 
 
-def test_more_children_than_the_draft_has_tokens_for():
+def test_more_siblings_than_draft_support_stay_lossless():
   """Siblings without replacement from a law of one or two tokens."""
   p, q = np.array([0.7, 0.3, 0, 0]), np.array([0.1, 0.2, 0.3, 0.4])
   tree = tree_lib.k_ary(3)
@@ -102,7 +102,7 @@ def test_more_children_than_the_draft_has_tokens_for():
       np.testing.assert_allclose(law.output.sum(1), q, atol=1e-12)
 
 
-def test_laws_that_are_none_are_refused():
+def test_unnormalized_distributions_are_rejected():
   q = np.array([0.2, 0.3, 0.5])
   with pytest.raises(ValueError, match=r"sum to 1; one is off by 0\.1"):
     exact.block_law(
@@ -111,7 +111,7 @@ def test_laws_that_are_none_are_refused():
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-def test_rules_keep_the_laws_dtype(dtype):
+def test_rules_preserve_log_probs_dtype(dtype):
   """Laws of a float32 model stay float32 where x64 is enabled."""
   with jax.enable_x64(True):
     for case in ONE_TREE:

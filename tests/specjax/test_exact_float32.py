@@ -26,7 +26,7 @@ def each_rule_once():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("rule", "tree", "siblings"), each_rule_once())
-def test_output_law_holds_in_float32(rule, tree, siblings):
+def test_float32_output_matches_target_distribution(rule, tree, siblings):
   actual = distance(
     rule, tree, siblings=siblings, seed=5, warp_settings={}, zeros=True,
     dtype=jnp.float32,
@@ -44,9 +44,7 @@ def test_output_law_holds_in_float32(rule, tree, siblings):
     ("hub", HUB),
   ],
 )
-def test_a_second_sibling_is_drawn_as_it_says_at_low_temperatures(
-  rule, siblings
-):
+def test_second_sibling_is_lossless_at_low_temperatures(rule, siblings):
   """Beside a first one of nearly all mass, what is left is 1e-7 of nothing."""
   for temperature in (1e-6, 1e-5, 1e-3):
     draft = np.array([10, 0, -0.25 * temperature, -2], np.float32)

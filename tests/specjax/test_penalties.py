@@ -89,7 +89,7 @@ def whole(drafter, rule, temperature=0.0, penalized=True):
     pytest.param("layer_skip_paths", "match", marks=pytest.mark.slow),
   ],
 )
-def test_greedy_tokens_are_those_of_plain_python(drafter, rule):
+def test_penalized_greedy_tokens_match_plain_python(drafter, rule):
   actual, _ = whole(drafter, rule)
   for tokens, prompt, settings in zip(actual, PROMPTS, ROWS, strict=True):
     assert tokens == decoded(prompt, settings)
@@ -99,7 +99,7 @@ def test_greedy_tokens_are_those_of_plain_python(drafter, rule):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_rows_that_ask_for_nothing_are_as_in_a_program_without(temperature):
+def test_neutral_rows_match_decoding_without_penalties(temperature):
   """Among rows that ask, and where no row does."""
   among, _ = whole("model", "token", temperature)
   without, _ = whole("model", "token", temperature, penalized=False)
@@ -110,7 +110,7 @@ def test_rows_that_ask_for_nothing_are_as_in_a_program_without(temperature):
   assert emitted(state) == without
 
 
-def test_a_program_without_penalties_has_nothing_of_them():
+def test_program_without_penalties_omits_their_ops():
   """Nothing of their module is called, and the step is what it was."""
   decoder = decoding.make("model", "token")
   state = begun(decoder, make_sampling(5))
@@ -128,7 +128,7 @@ def test_a_program_without_penalties_has_nothing_of_them():
   broken.assert_not_called()
 
 
-def test_no_end_comes_before_min_tokens_and_own_ends_count_as_ends():
+def test_min_tokens_delays_stops_and_row_stop_ids_end_rows():
   actual, state = whole("model", "token", 1.0)
   assert len(actual[3]) >= 9
   assert not {END, OWN} & set(actual[3][:8])
@@ -141,7 +141,7 @@ def test_no_end_comes_before_min_tokens_and_own_ends_count_as_ends():
   assert any(reason == StopReason.STOP_TOKEN for reason in state.stop_reason)
 
 
-def test_a_refilled_row_counts_its_own_text():
+def test_refilled_row_counts_only_its_own_tokens():
   decoder = decoding.make("model", "token")
   _, state = whole("model", "token")
   admit = jax.jit(decoder.admit)
@@ -156,7 +156,7 @@ def test_a_refilled_row_counts_its_own_text():
   assert actual[0] == decoded([9], ROWS[1])
 
 
-def test_a_text_that_goes_on_counts_what_it_has_as_prompt():
+def test_extended_row_counts_previous_output_as_prompt():
   decoder = decoding.make("model", "token")
   actual, state = whole("model", "token")
   state = jax.jit(decoder.extend)(
@@ -168,7 +168,7 @@ def test_a_text_that_goes_on_counts_what_it_has_as_prompt():
 
 
 @pytest.mark.parametrize("least", [3, 4])  # of a completion of three tokens
-def test_the_order_is_that_of_transformers_processors(least):
+def test_penalty_order_matches_transformers_processors(least):
   """Biases, then repetition; ends that come too soon are none."""
   vocab, text = 50, [4, 8, 8, 15, 4]
   logits = 3 * np.random.default_rng(0).standard_normal((1, 1, vocab))
@@ -207,12 +207,12 @@ def test_the_order_is_that_of_transformers_processors(least):
     (dict(stop_token_ids=[2**31]), "stop_token_ids must be token ids"),
   ],
 )
-def test_what_is_out_of_range_is_refused(settings, message):
+def test_out_of_range_settings_are_rejected(settings, message):
   with pytest.raises(ValueError, match=message):
     make_sampling(2, **settings)
 
 
-def test_a_program_without_room_says_so():
+def test_admit_rejects_penalties_beyond_program_capacity():
   decoder = decoding.make("model", "token")
   ask = lambda state, **row: decoder.admit(
     decoding.PARAMS, state, 0, np.array([1]), 1, jax.random.key(0),

@@ -25,7 +25,7 @@ def _draw_many(draws, law):
 
 
 @pytest.mark.parametrize("vocab", [2, 7, 64, 128])
-def test_draws_follow_the_law(vocab):
+def test_draws_match_the_distribution(vocab):
   draws = 400_000
   rng = np.random.default_rng(vocab)
   law = rng.dirichlet(np.full(vocab, 5.0))
@@ -34,7 +34,7 @@ def test_draws_follow_the_law(vocab):
   assert exact_cases.p_value(counts, draws * law, shift=0.01) > 1e-6
 
 
-def test_zero_mass_is_never_drawn():
+def test_zero_probability_tokens_are_never_drawn():
   vocab, draws = 1000, 20_000
   allowed = np.random.default_rng(1).permutation(vocab)[:13]
   law = np.full(vocab, -np.inf)
@@ -45,7 +45,7 @@ def test_zero_mass_is_never_drawn():
   assert set(np.unique(tokens)) == set(allowed)
 
 
-def test_the_largest_uniform_still_lands_on_mass():
+def test_extreme_uniforms_land_on_nonzero_mass():
   mass = jnp.array([[0.0, 0.1, 0.3, 0.0, 0.0]])
   smallest, largest = random._fraction(
     jnp.array([0, 2**32 - 1], jnp.uint32), jnp.float32
@@ -63,7 +63,7 @@ def _inverted(mass, bits, dtype=jnp.float32):
 
 
 @pytest.mark.parametrize("entry", range(4))
-def test_an_entry_is_drawn_by_its_own_share_of_all_random_bits(entry):
+def test_share_of_random_bits_matches_probability(entry):
   """Counted, by bisection: which bits draw an entry is an interval."""
   # What is smaller than the spacing of float32 has width where it comes first.
   for share in (1e-30, 1e-9, 2.0**-25, 1e-6, 0.3, 0.9999999):
@@ -85,7 +85,7 @@ def test_an_entry_is_drawn_by_its_own_share_of_all_random_bits(entry):
     assert abs(count / 2**32 - share) <= spacing + share * 2.0**-22
 
 
-def test_rare_tokens_of_a_large_vocabulary_keep_their_share():
+def test_rare_tokens_in_large_vocab_keep_their_probability():
   # Each rare token has 2e-8 of the mass, below the spacing of float32 near 1: a
   # flat cumulative sum gives most of them no width at all.
   vocab, draws = 2**19, 100_000
@@ -100,12 +100,12 @@ def test_rare_tokens_of_a_large_vocabulary_keep_their_share():
   assert stats.chisquare(quarter).pvalue > 1e-6
 
 
-def test_argmax_is_the_first_largest():
+def test_argmax_returns_first_maximum():
   x = np.random.default_rng(0).integers(0, 4, (200, 17)).astype(np.float32)
   np.testing.assert_array_equal(random.argmax(jnp.asarray(x)), x.argmax(1))
 
 
-def test_noise_of_positions_is_gumbel_into_the_tail():
+def test_position_noise_has_full_gumbel_tail():
   # From one float32 uniform, Gumbel noise ends at 24 log 2.
   noise = np.asarray(
     jax.jit(random.position_noise, static_argnums=(2, 3))(
@@ -120,12 +120,12 @@ def test_noise_of_positions_is_gumbel_into_the_tail():
     assert abs(actual - share * noise.size) < 5 * spread
 
 
-def test_nan_laws_give_a_valid_index():
+def test_nan_log_probs_give_a_valid_index():
   token = random.categorical(_keys(1), jnp.full((1, 5), jnp.nan))
   assert 0 <= int(token[0]) < 5
 
 
-def test_draws_of_one_round_are_independent_streams():
+def test_random_streams_of_a_round_are_uncorrelated():
   keys = random.step_keys(_keys(2000), jnp.full(2000, 7))
   streams = [
     *random.role_keys(keys, range(5)).T,

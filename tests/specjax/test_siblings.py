@@ -40,7 +40,7 @@ def sequence_law(siblings, p, count):
   return law
 
 
-def test_without_replacement_is_the_law_of_gumbel_top_k():
+def test_without_replacement_matches_gumbel_top_k():
   law = sequence_law(WITHOUT_REPLACEMENT, P, 2)
   for a, b in itertools.permutations(range(4), 2):
     assert law[a, b] == pytest.approx(P[a] * P[b] / (1 - P[a]), abs=1e-6)
@@ -51,18 +51,18 @@ def test_without_replacement_is_the_law_of_gumbel_top_k():
   assert np.abs(actual - law).max() < 0.005
 
 
-def test_top_k_are_the_most_probable_in_order():
+def test_top_k_siblings_are_ordered_by_probability():
   assert sequence_law(TOP_K, P, 3)[1, 3, 2] == 1
 
 
-def test_greedy_draws_only_the_last():
+def test_greedy_siblings_sample_only_the_last_one():
   law = sequence_law(GREEDY, P, 3)
   assert law[1, 3, 0] == pytest.approx(1 / 3, abs=1e-6)
   assert law[1, 3, 2] == pytest.approx(2 / 3, abs=1e-6)
   np.testing.assert_allclose(sequence_law(GREEDY, P, 1), P, atol=1e-6)
 
 
-def test_hub_pairs_hold_the_most_probable_token():
+def test_hub_pairs_contain_the_most_probable_token():
   law = sequence_law(HUB, P, 2)
   hub = 1
   np.testing.assert_allclose(law.sum(1), P, atol=1e-6)
@@ -75,14 +75,14 @@ def test_hub_pairs_hold_the_most_probable_token():
     )
 
 
-def test_an_exhausted_law_goes_on_with_untried_tokens_evenly():
+def test_exhausted_support_falls_back_to_uniform_untried_tokens():
   p = np.array([0, 1.0, 0, 0])
   for siblings in (WITHOUT_REPLACEMENT, HUB):
     law = sequence_law(siblings, p, 2)
     np.testing.assert_allclose(law[1], [1 / 3, 0, 1 / 3, 1 / 3], atol=1e-6)
 
 
-def test_an_exhausted_law_goes_on_with_the_likeliest_untried_tokens():
+def test_exhausted_support_falls_back_to_highest_unused_logits():
   warped = jnp.log(jnp.array([0, 1.0, 0, 0]))
   logits = jnp.array([-jnp.inf, 3.0, -1.0, 0.5])
   for siblings in (WITHOUT_REPLACEMENT, GREEDY, HUB):
@@ -93,7 +93,7 @@ def test_an_exhausted_law_goes_on_with_the_likeliest_untried_tokens():
       previous.append(expected)
 
 
-def test_at_temperature_0_trees_hold_the_drafts_likeliest_tokens():
+def test_zero_temperature_trees_hold_draft_top_k_tokens():
   """And not whatever is left of a law that is one token."""
   model, table = toys.table_model(6), jnp.asarray(toys.table(6, seed=0))
 
@@ -120,7 +120,7 @@ def test_at_temperature_0_trees_hold_the_drafts_likeliest_tokens():
   assert drafted("top_k", k_ary(3, 2))[0, 1:4].tolist() == best[:3].tolist()
 
 
-def test_a_row_without_mass_has_children_without_mass():
+def test_zero_mass_parent_gives_zero_mass_children():
   empty = jnp.full(4, -jnp.inf)
   for siblings in SIBLINGS.values():
     for previous in ([], [2]):
@@ -136,7 +136,7 @@ def looped(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["without_replacement", "top_k", "greedy"])
-def test_siblings_drawn_in_a_loop_are_those_drawn_unrolled(name, monkeypatch):
+def test_looped_sibling_draws_match_unrolled_draws(name, monkeypatch):
   tree = Tree((-1, 0, 0, 0, 1, 1, 1, 3, 3))  # families of three and of two
   laws = jnp.asarray(np.random.default_rng(0).dirichlet(np.ones(6), (40, 3)))
   keys = random.row_keys(jax.random.key(0), jnp.arange(40))
@@ -165,9 +165,7 @@ def test_siblings_drawn_in_a_loop_are_those_drawn_unrolled(name, monkeypatch):
   [("recursive", "iid"), ("recursive", "greedy"),
    ("traversal", "without_replacement")],
 )  # fmt: skip
-def test_siblings_verified_in_a_loop_are_verified_exactly(
-  rule, how, monkeypatch
-):
+def test_looped_sibling_verification_is_lossless(rule, how, monkeypatch):
   looped(monkeypatch)
   rule = dataclasses.replace(rules.get(rule), name="traced anew")
   rng = np.random.default_rng(0)
@@ -180,7 +178,7 @@ def test_siblings_verified_in_a_loop_are_verified_exactly(
   assert law.expected_accepted > 0.5
 
 
-def test_a_program_does_not_grow_with_the_number_of_siblings():
+def test_program_size_is_independent_of_sibling_count():
   def operations(jaxpr):
     inner = jax.extend.core.jaxprs_in_params
     return len(jaxpr.eqns) + sum(

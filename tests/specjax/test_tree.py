@@ -47,12 +47,12 @@ def test_children_are_listed_in_sampling_order():
 @pytest.mark.parametrize(
   "parents", [(), (0,), (-1, 1), (-1, 0, 1, 0), (-1, -1)]
 )
-def test_malformed_parents_are_refused(parents):
+def test_malformed_parents_are_rejected(parents):
   with pytest.raises(ValueError, match=r"parent|level by level"):
     Tree(parents)
 
 
-def test_equal_paths_share_their_first_node():
+def test_equal_paths_share_one_representative_node():
   tree = Tree((-1, 0, 0, 0, 1, 2, 3))
   tokens = jnp.array(
     [

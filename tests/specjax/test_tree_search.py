@@ -50,7 +50,7 @@ def accepts(tree, acceptance):
     [0.0, 0.5, 0.0, 0.0, 0.0, 0.0],
   ],
 )
-def test_no_tree_of_up_to_six_nodes_is_better(acceptance):
+def test_best_tree_matches_exhaustive_search_up_to_six_nodes(acceptance):
   values = {
     tree: accepts(tree, acceptance) for n in range(7) for tree in all_trees(n)
   }
@@ -85,7 +85,7 @@ def test_no_tree_of_up_to_six_nodes_is_better(acceptance):
     ([], "one probability per rank"),
   ],
 )
-def test_what_is_no_acceptance_is_refused(acceptance, message):
+def test_invalid_acceptance_is_rejected(acceptance, message):
   for function in (
     functools.partial(tree_search.best_tree, num_nodes=3),
     functools.partial(tree_search.expected_accepted, chain(3)),
@@ -125,7 +125,7 @@ def decode(tree):
   return run(params)
 
 
-def test_a_tree_built_from_counters_accepts_what_it_predicts():
+def test_tree_built_from_counters_matches_predicted_acceptance():
   counters = decode(k_ary(3, 3)).counters
   # Nothing was cut: all that was accepted was emitted.
   np.testing.assert_allclose(
@@ -148,7 +148,7 @@ def test_a_tree_built_from_counters_accepts_what_it_predicts():
   )
 
 
-def test_acceptance_is_a_ratio_of_totals_and_0_for_ranks_never_offered():
+def test_acceptance_by_rank_is_ratio_of_totals_or_zero():
   zeros = jnp.zeros((3, 4))
   offered = zeros.at[0, :2].set(jnp.array([8.0, 2.0])).at[1, 0].set(2.0)
   accepted = zeros.at[0, :2].set(jnp.array([4.0, 0.5])).at[1, 0].set(2.0)

@@ -24,7 +24,7 @@ _SETTINGS = [
 
 
 @pytest.mark.gpu
-def test_rows_with_different_settings_equal_transformers():
+def test_mixed_row_settings_match_transformers():
   rng = np.random.default_rng(0)
   logits = 2 * rng.standard_normal((len(_SETTINGS), 50)).astype(np.float32)
   t, k, p, m = zip(*_SETTINGS, strict=True)
@@ -65,7 +65,7 @@ def test_greedy_takes_the_first_of_equal_logits():
 @pytest.mark.gpu
 @pytest.mark.parametrize("vocab", [3, 4096])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_one_nan_logit_makes_its_law_nan_and_no_other(temperature, vocab):
+def test_nan_logit_invalidates_only_its_row(temperature, vocab):
   # Large vocabularies matter: XLA:CPU's vectorized max passes over NaNs.
   sampling = make_sampling(2, temperature=temperature)
   logits = np.zeros((2, vocab), np.float32)
@@ -76,7 +76,7 @@ def test_one_nan_logit_makes_its_law_nan_and_no_other(temperature, vocab):
 
 
 @pytest.mark.parametrize("temperature", [1e-20, 1e-38, 1e-45])
-def test_a_temperature_next_to_zero_is_a_point_mass(temperature):
+def test_tiny_temperature_gives_a_point_mass(temperature):
   """And no logit that was divided to infinity."""
   logits = np.array([[-20.0, 3.0, 20.0, 19.99, -np.inf]], np.float32)
   law = np.exp(warp(logits, make_sampling(1, temperature=temperature)))
@@ -84,7 +84,7 @@ def test_a_temperature_next_to_zero_is_a_point_mass(temperature):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_allow_no_token_are_no_law(temperature):
+def test_all_negative_infinity_logits_give_nan(temperature):
   """Greedy decoding too has nothing to emit there."""
   logits = np.full((2, 5), -np.inf, np.float32)
   logits[1, 3] = -1e30
@@ -105,7 +105,7 @@ def test_logits_that_allow_no_token_are_no_law(temperature):
     dict(min_p=[0.1, 2.0]),
   ],
 )
-def test_settings_out_of_range_are_refused(setting):
+def test_out_of_range_settings_are_rejected(setting):
   (name,) = setting
   with pytest.raises(ValueError, match=f"{name} must be"):
     make_sampling(2, **setting)

@@ -47,7 +47,7 @@ def saved(tmp_path_factory):
                  marks=pytest.mark.slow),
   ],
 )  # fmt: skip
-def test_greedy_text_is_that_of_plain_decoding(saved, drafter, rule):
+def test_greedy_text_matches_plain_decoding(saved, drafter, rule):
   config = huggingface.get_config(f"target={saved / 'target'}")
   config.drafter = drafter.replace("DIR", str(saved / "assistant"))
   config.rule = rule

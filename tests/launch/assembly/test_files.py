@@ -32,7 +32,7 @@ def made(tmp_path_factory):
   return root, output
 
 
-def test_an_index_holds_all_text_of_a_folder(made):
+def test_index_contains_every_text_file_in_a_folder(made):
   _, output = made
   tokenizer = tokenizers.load(TARGET)
   actual = files.read_index(str(output), tokenizer)
@@ -51,7 +51,7 @@ def test_an_index_holds_all_text_of_a_folder(made):
     'rasd(nodes=8, tokens=3, siblings=top_k, corpus="INDEX")',
   ],
 )
-def test_greedy_texts_are_those_of_plain_decoding(drafter, cli, made, tmp_path):
+def test_greedy_text_matches_plain_decoding(drafter, cli, made, tmp_path):
   prompts = tmp_path / "p.jsonl"
   prompts.write_text('{"id": 0, "prompt": "import os\\nimport"}\n')
   texts = []

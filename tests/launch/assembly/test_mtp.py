@@ -61,7 +61,9 @@ def slow(*case):
     slow("qwen3-5", "mtp(tree=dynamic(6, top_k=2), tokens=3)", "match"),
   ],
 )
-def test_a_target_drafts_with_its_own_head(target, kind, drafter, rule):
+def test_mtp_greedy_text_matches_plain_decoding_and_transformers(
+  target, kind, drafter, rule
+):
   """Greedily, what it says alone, and in transformers."""
   path = target(kind)
   config = huggingface.get_config(f"target={path}")

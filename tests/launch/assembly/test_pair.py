@@ -10,7 +10,7 @@ from configs import common, huggingface
 from launch.assembly import pair as pair_lib
 
 
-def test_pairs_of_the_same_models_share_their_parameters(pair):
+def test_pairs_of_the_same_models_share_weights(pair):
   config = huggingface.get_config(f"target={pair[0]},draft={pair[1]}")
   config.drafter = "model(tokens=2)"
   models = pair_lib.load(config)
@@ -40,7 +40,7 @@ def test_pairs_of_the_same_models_share_their_parameters(pair):
     ('model("models/pretrained/eagle3")', {}, "needs a model of its own, but"),
   ],
 )  # fmt: skip
-def test_settings_that_cannot_be_run_are_refused(drafter, changes, message):
+def test_unsupported_settings_are_rejected(drafter, changes, message):
   config = common.get_config()
   config.checkpoints.draft, config.max_new_tokens = "models/pretrained/draft", 8
   config.update(drafter=drafter, **changes)
@@ -48,7 +48,7 @@ def test_settings_that_cannot_be_run_are_refused(drafter, changes, message):
     pair_lib.check_config(config)
 
 
-def test_a_target_in_eight_bits_says_the_same_with_drafts_and_without(tmp_path):
+def test_int8_target_with_int4_draft_matches_plain_decoding(tmp_path):
   """Its copy has fewer bits, one attention less, and the target's own rest."""
   path = tmp_path / "layers.json"
   path.write_text('{"skip_attention": [1], "skip_mlp": []}')

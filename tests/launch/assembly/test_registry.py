@@ -53,9 +53,7 @@ def mine(tmp_path, monkeypatch):
   return "of_a_user"
 
 
-def test_ones_own_rule_and_drafter_decode_what_plain_decoding_does(
-  cli, mine, tmp_path
-):
+def test_custom_rules_and_drafters_match_plain_decoding(cli, mine, tmp_path):
   prompts = tmp_path / "p.jsonl"
   prompts.write_text('{"id": 0, "prompt": "x = 1"}\n')
   texts = {}
@@ -98,12 +96,12 @@ def of(text: str) -> Drafting:
     ("with_widths(suffix)", "widths must be >= 1"),
   ],
 )
-def test_what_cannot_be_drafted_is_refused_in_words(text, words):
+def test_invalid_drafters_are_rejected(text, words):
   with pytest.raises(ValueError, match=words):
     of(text)
 
 
-def test_names_are_those_of_the_library_and_what_decoders_are_told():
+def test_registry_names_match_the_library_plus_wrappers():
   assert {*registry.DRAFTERS.entries} - {*drafters.__all__} == {
     "ladder", "with_widths", "with_rule",
   }  # fmt: skip
@@ -126,7 +124,7 @@ def test_names_are_those_of_the_library_and_what_decoders_are_told():
     ("lookahead(tokens=2)", drafters.lookahead(tokens=2)),
   ],
 )  # fmt: skip
-def test_a_call_of_a_config_drafts_as_the_same_call_in_python(text, made):
+def test_config_calls_build_the_same_drafter_as_python_calls(text, made):
   actual = of(text).make(HEAD, HEAD.vocab_size)
   assert (actual.name, actual.tree, actual.siblings) == (
     made.name, made.tree, made.siblings
@@ -142,7 +140,7 @@ TREES = sorted(
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_every_drafter_of_trees_drafts_delayed_paths(name):
+def test_every_tree_drafter_supports_delayed_paths(name):
   made = registry.DRAFTERS.make(
     f"{name}(tree=delayed(chain=1, paths=3, tokens=2))"
   )

@@ -38,7 +38,7 @@ def run_of(monkeypatch, clock, **changes):
 NO_PARTS = lambda state: {}
 
 
-def test_calls_from_the_host_are_taken_off_the_rounds(monkeypatch):
+def test_host_call_overhead_is_subtracted_from_round_time(monkeypatch):
   run = run_of(monkeypatch, Clock(), place=3, parts=NO_PARTS)
   assert (run.prefill, run.seconds, run.rounds) == (1.0, 4.0, 8)
 
@@ -50,7 +50,7 @@ COSTS = costs.Costs(
 )  # fmt: skip
 
 
-def test_a_round_is_its_passes_what_plain_ones_have_too_and_its_levels():
+def test_round_cost_splits_into_passes_overhead_and_levels():
   assert COSTS.forwards == pytest.approx(1.3)
   assert COSTS.rest == pytest.approx(0.1)
   assert COSTS.level == pytest.approx((0.3 + 0.1) / 3)
@@ -60,7 +60,7 @@ def test_a_round_is_its_passes_what_plain_ones_have_too_and_its_levels():
   assert of_a_head.forwards == 1.25
 
 
-def test_timings_that_agree_leave_no_doubt():
+def test_consistent_timings_raise_no_doubts():
   assert COSTS.doubts == []
   # A few hundredths less than nothing are what timings differ by.
   assert dataclasses.replace(COSTS, step=1.26).doubts == []
@@ -76,6 +76,6 @@ def test_timings_that_agree_leave_no_doubt():
   ],
   ids=str,
 )
-def test_timings_that_cannot_be_are_said(changes, words):
+def test_inconsistent_timings_are_reported_as_doubts(changes, words):
   doubts = dataclasses.replace(COSTS, **changes).doubts
   assert any(words in doubt for doubt in doubts), doubts

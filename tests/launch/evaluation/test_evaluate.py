@@ -68,7 +68,7 @@ def test_every_system_answers_every_question_in_every_setting(ran):
   assert {category for _, category in rows} == {"all", "a", "b"}
 
 
-def test_greedy_answers_are_those_of_plain_decoding(ran):
+def test_greedy_answers_match_plain_decoding(ran):
   """Those of transformers too."""
   _, result = ran
   for row in result["runs"]:
@@ -77,7 +77,7 @@ def test_greedy_answers_are_those_of_plain_decoding(ran):
   assert result["differences"] == []
 
 
-def test_prompts_that_do_not_fit_are_listed_and_the_others_are_answered(ran):
+def test_overlong_prompts_are_listed_as_refused(ran):
   _, result = ran
   first, *second = result["refused"]
   assert (first["question"], first["turn"]) == ("b2", 0)
@@ -86,7 +86,7 @@ def test_prompts_that_do_not_fit_are_listed_and_the_others_are_answered(ran):
   assert len(second) == 4  # once for each setting
 
 
-def test_the_page_and_the_costs_are_there(ran):
+def test_evaluation_writes_a_page_and_costs(ran):
   folder, result = ran
   page = (folder / "E.md").read_text()
   assert "| `model` | token | chain of 5 |" in page
@@ -117,7 +117,7 @@ def answers_of(result):
   ]
 
 
-def test_a_killed_run_goes_on_with_the_group_that_it_was_in(
+def test_killed_run_resumes_with_the_interrupted_group(
   pair, asked, ran, tmp_path
 ):
   out = tmp_path / "E.json"
@@ -170,7 +170,9 @@ def test_a_killed_run_goes_on_with_the_group_that_it_was_in(
      "needs a draft model"),
   ],
 )  # fmt: skip
-def test_mistakes_are_one_line(cli, tmp_path, capsys, given, words):
+def test_user_errors_print_one_line_and_write_no_output(
+  cli, tmp_path, capsys, given, words
+):
   assert cli(
     evaluate.run, *SMALL, f"--output={tmp_path / 'E.json'}", *given
   ) == 2  # fmt: skip

@@ -62,7 +62,7 @@ def result(*, chosen="model(tokens=2)", **more):
   }  # fmt: skip
 
 
-def test_acceptance_by_position_counts_rounds_and_forgets_what_was_cut():
+def test_acceptance_by_position_excludes_truncated_rounds():
   done = [
     types.SimpleNamespace(origins=origins, accept_counts=[0] * 3)
     for origins in ([A, A, B, A, R, R, A, A], [A, R], [A])
@@ -76,7 +76,7 @@ def test_acceptance_by_position_counts_rounds_and_forgets_what_was_cut():
   assert actual["joint"] == pytest.approx([5 / 6, 5 / 12])
 
 
-def test_rates_from_costs_by_hand():
+def test_predictions_match_hand_computed_values():
   (actual,) = explain.findings(result())
   efficiency = actual["block_efficiency"]
   # 46 tokens judged at the first position or the second, 50 of 81 accepted.
@@ -103,7 +103,7 @@ def test_rates_from_costs_by_hand():
   assert 1 + least + least**2 == pytest.approx(2)
 
 
-def test_the_config_s_drafter_is_swept_where_no_system_is_named():
+def test_with_tokens_sets_or_removes_the_draft_length():
   assert explain.with_tokens('model("D", tokens=4, policy=survival)', 6) == (
     'model("D", policy=survival, tokens=6)'
   )
@@ -115,7 +115,7 @@ def test_the_config_s_drafter_is_swept_where_no_system_is_named():
   )
 
 
-def test_prompts_are_measured_and_explained(
+def test_evaluate_explains_measured_prompts(
   cli, pair, tmp_path, monkeypatch, capfd
 ):
   """The target drafts for itself: all is accepted."""

@@ -37,7 +37,7 @@ def test_rates_are_ratios_of_totals():
   assert summary["speedup"] == (15 / 4) / 4
 
 
-def test_pairing_removes_the_spread_that_units_share():
+def test_pairing_removes_variance_shared_by_units():
   # Units differ tenfold in length, but each is sped up by exactly 2.
   units = [
     unit(seconds=float(s), baseline_seconds=2.0 * s, num_tokens=n,
@@ -49,7 +49,7 @@ def test_pairing_removes_the_spread_that_units_share():
 
 @pytest.mark.parametrize("count", [2, 3, 6, 16, 50])
 @pytest.mark.parametrize("lengths", ["equal", "uniform", "log-normal"])
-def test_intervals_cover_as_often_as_they_say(lengths, count):
+def test_intervals_have_nominal_coverage(lengths, count):
   """4,000 runs of units of different length, speed and speed-up.
 
   A percentile bootstrap holds the truth in 50%, 71%, 84%, 91% and 94% of them.
@@ -77,7 +77,7 @@ def test_intervals_cover_as_often_as_they_say(lengths, count):
 
 
 @pytest.mark.parametrize("count", range(1, 8))
-def test_an_interval_needs_five_units_that_count(count):
+def test_intervals_require_five_nonzero_units(count):
   told = count >= 5
   ones, values = [1.0] * count, [1.0 + i for i in range(count)]
   assert (interval([values], [ones]) is not None) == told
@@ -87,7 +87,7 @@ def test_an_interval_needs_five_units_that_count(count):
   assert (with_zeros is not None) == told
 
 
-def test_units_that_share_a_prompt_are_one():
+def test_units_sharing_a_prompt_are_merged():
   groups = intervals.groups_of(["ab", "c", "bd", "e", "dc", "f"])
   assert groups == [0, 0, 0, 1, 0, 2]
   units = [unit(num_tokens=n) for n in range(6)]

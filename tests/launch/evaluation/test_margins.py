@@ -5,7 +5,7 @@ import numpy as np
 from launch.evaluation import margins
 
 
-def test_a_margin_is_the_gap_between_the_two_tokens_after_what_is_alike():
+def test_margin_is_the_logit_gap_at_the_first_differing_token():
   asked = []
 
   def next_logits(tokens):

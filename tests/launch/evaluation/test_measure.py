@@ -16,10 +16,10 @@ def question(number, *turns, category="a"):
 
 
 @pytest.fixture
-def contest():
+def comparison():
   config = common.get_config()
   config.target = "models/pretrained/target"
-  return measure.Contest(
+  return measure.Comparison(
     systems=tuple(systems.parse("ngram,hf,hf_prompt_lookup", config)),
     pairs={}, engines={0.0: {}, 1.0: {}}, reference=None,
     tokenizer=tokenizers.load(EMBEDDED), room=40, seed=0, next_logits=None,
@@ -27,14 +27,15 @@ def contest():
 
 
 @pytest.fixture
-def decoded(contest, monkeypatch):
+def decoded(comparison, monkeypatch):
   """The prompts of systems, each of which gives another answer."""
   asked = []
 
   def fake(_, system, group, turn, batch):
     asked.append((system.name, turn, batch))
     tokens = [
-      contest.tokenizer.encode(f"{system.name} {turn}") for _ in batch.prompts
+      comparison.tokenizer.encode(f"{system.name} {turn}")
+      for _ in batch.prompts
     ]
     return {"tokens": [len(ids) for ids in tokens]}, tokens
 
@@ -48,12 +49,12 @@ def group(*questions, temperature=0.0, batch_size=1):
   )
 
 
-def test_second_turns_hold_plain_decodings_answer_for_every_system(
-  contest, decoded
+def test_later_turns_use_plain_decoding_answers_for_all_systems(
+  comparison, decoded
 ):
-  record = measure.measure(contest, group(question(1, "x", "y", "z")))
+  record = measure.measure(comparison, group(question(1, "x", "y", "z")))
   texts = {
-    (name, turn): contest.tokenizer.decode(batch.prompts[0].token_ids)
+    (name, turn): comparison.tokenizer.decode(batch.prompts[0].token_ids)
     for name, turn, batch in decoded
   }
   for name in ("plain", "ngram", "hf", "hf_prompt_lookup"):
@@ -62,23 +63,23 @@ def test_second_turns_hold_plain_decodings_answer_for_every_system(
   assert len(record["turns"]) == 3
 
 
-def test_numbers_of_a_turn_are_in_the_order_of_its_rows(
-  contest, decoded, monkeypatch
+def test_turn_results_follow_the_length_sorted_row_order(
+  comparison, decoded, monkeypatch
 ):
   """Answers change the lengths, by which a batch is sorted."""
   longer = {1: "a b c d e f g", 2: "a"}
   inner = measure._decoded
 
-  def answering(contest, system, group, turn, batch):
-    actual, _ = inner(contest, system, group, turn, batch)
+  def answering(comparison, system, group, turn, batch):
+    actual, _ = inner(comparison, system, group, turn, batch)
     tokens = [
-      contest.tokenizer.encode(longer[p.question.id]) for p in batch.prompts
+      comparison.tokenizer.encode(longer[p.question.id]) for p in batch.prompts
     ]
     return actual | {"who": [p.question.id for p in batch.prompts]}, tokens
 
   monkeypatch.setattr(measure, "_decoded", answering)
   record = measure.measure(
-    contest, group(question(1, "x", "y", "z"), question(2, "x x", "y", "z"),
+    comparison, group(question(1, "x", "y", "z"), question(2, "x x", "y", "z"),
                    batch_size=2, temperature=1.0)
   )  # fmt: skip
   assert [turn["questions"] for turn in record["turns"]] == [
@@ -88,12 +89,12 @@ def test_numbers_of_a_turn_are_in_the_order_of_its_rows(
     assert turn["systems"]["ngram"]["who"] == turn["questions"]
     assert turn["prompt_tokens"] == sorted(turn["prompt_tokens"])
   last = decoded[-1][2].prompts[-1]  # of question 1: its own answers, twice
-  text = contest.tokenizer.decode(last.token_ids)
+  text = comparison.tokenizer.decode(last.token_ids)
   assert text == "\n\n".join(["x", longer[1], "y", longer[1], "z"])
 
 
-def test_seconds_are_means_over_rounds_in_each_of_which_the_order_is_drawn(
-  contest, decoded, monkeypatch
+def test_seconds_average_over_rounds_with_shuffled_system_order(
+  comparison, decoded, monkeypatch
 ):
   inner, ticks = measure._decoded, iter(range(1, 99))
 
@@ -102,7 +103,7 @@ def test_seconds_are_means_over_rounds_in_each_of_which_the_order_is_drawn(
     return actual | {"seconds": next(ticks), "prefill_seconds": None}, tokens
 
   monkeypatch.setattr(measure, "_decoded", timed)
-  twelve = dataclasses.replace(contest, rounds=12)
+  twelve = dataclasses.replace(comparison, rounds=12)
   (turn,) = measure.measure(twelve, group(question(1, "x")))["turns"]
   names = [name for name, *_ in decoded]
   assert len({tuple(names[i : i + 4]) for i in range(0, 48, 4)}) > 6
@@ -111,14 +112,14 @@ def test_seconds_are_means_over_rounds_in_each_of_which_the_order_is_drawn(
   assert turn["systems"]["hf"]["prefill_seconds"] is None
 
 
-def asked(contest, every):
-  return [questions.request(contest.tokenizer, q, 0, []) for q in every]
+def asked(comparison, every):
+  return [questions.request(comparison.tokenizer, q, 0, []) for q in every]
 
 
-def test_groups_are_of_one_category_and_of_similar_length(contest):
+def test_groups_share_a_category_and_have_similar_lengths(comparison):
   every = [question(i, "x " * (9 - i % 9), category="ab"[i % 2])
            for i in range(7)]  # fmt: skip
-  fit, refused = measure.fitting(asked(contest, every), 40)
+  fit, refused = measure.fitting(asked(comparison, every), 40)
   assert refused == []
   groups = measure.groups_of(fit, [1.0], [3], room=40)
   assert [[q.id for q in g.questions] for g in groups] == [

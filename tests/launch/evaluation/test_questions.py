@@ -22,7 +22,7 @@ def question(number, category, *turns):
   )
 
 
-def test_a_file_in_spec_benchs_form_is_read_and_its_tasks_are_known(tmp_path):
+def test_spec_bench_files_are_read_with_their_tasks(tmp_path):
   path = write_jsonl(
     tmp_path / "q.jsonl",
     [
@@ -45,7 +45,7 @@ def spoken(*texts, role="user"):
   return [{"role": role, "content": text} for text in texts]
 
 
-def test_speed_benchs_users_messages_are_turns(tmp_path):
+def test_speed_bench_user_messages_become_turns(tmp_path):
   line = {"question_id": "a" * 32, "category": "writing", "multiturn": True}
   path = write_jsonl(
     tmp_path / "qualitative.jsonl",
@@ -68,14 +68,16 @@ MISSING = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING X"
     ({}, "turns Field required"),
   ],
 )
-def test_what_is_no_turn_is_refused_by_its_place(turns, message, tmp_path):
+def test_invalid_turns_are_rejected_with_their_location(
+  turns, message, tmp_path
+):
   line = {"question_id": 1, "category": "qa"}
   path = write_jsonl(tmp_path / "q.jsonl", [line | turns])
   with pytest.raises(ValueError, match=f"q.jsonl:1: {message}"):
     questions.read(path)
 
 
-def test_a_subset_has_every_categorys_share_and_follows_from_its_seed():
+def test_subset_is_stratified_by_category_and_seeded():
   every = [question(i, "a") for i in range(60)]
   every += [question(i, "b") for i in range(60, 90)]
   every += [question(i, "c") for i in range(90, 97)]
@@ -89,7 +91,7 @@ def test_a_subset_has_every_categorys_share_and_follows_from_its_seed():
   assert questions.subset(every, 97, seed=3) == every
 
 
-def test_turns_become_chat_messages_or_texts_under_each_other():
+def test_turns_become_chat_messages_or_concatenated_text():
   plain = tokenizers.load(EMBEDDED)
   chatty = dataclasses.replace(plain, chat_template=TEMPLATE)
   one = question(1, "a", "first", "second")

@@ -97,7 +97,7 @@ def cost_of(system, round_cost, fed_cost=0.0):
   }  # fmt: skip
 
 
-def test_counts_are_summed_over_turns_before_they_are_divided():
+def test_rates_divide_counts_summed_over_turns():
   rows = summary.rows_of(example(), [])
   actual = row(rows, "ngram")
   assert (actual["num_questions"], actual["num_requests"]) == (3, 4)
@@ -120,7 +120,7 @@ def test_counts_are_summed_over_turns_before_they_are_divided():
   assert plain["accept_counts"] is None
 
 
-def test_a_group_with_all_its_turns_is_the_unit_of_the_paired_interval():
+def test_paired_intervals_use_whole_groups_as_units():
   rows = summary.rows_of(thrice(), [])
   actual = row(rows, "ngram")
   expected = intervals.ratio(
@@ -132,7 +132,7 @@ def test_a_group_with_all_its_turns_is_the_unit_of_the_paired_interval():
   assert one["speedup_ci"] is None  # of three groups too little is known
 
 
-def test_the_prediction_is_made_of_the_rounds_cost_and_of_the_rounds():
+def test_predicted_speedup_combines_round_costs_and_round_counts():
   costs = [cost_of("ngram", 1.2)]
   rows = summary.rows_of(thrice(), costs)
   actual = row(rows, "ngram")

@@ -14,7 +14,7 @@ def config(**changes):
   return actual
 
 
-def test_plain_decoding_comes_first_and_names_are_canonical():
+def test_plain_comes_first_and_names_are_canonical():
   actual = systems.parse(
     "ngram(), plain, ngram(tokens=8, max_ngram=2),model(policy=survival()),"
     "with_rule(model, typical(delta=0.2, epsilon=0.1)), hf",
@@ -35,19 +35,19 @@ def test_plain_decoding_comes_first_and_names_are_canonical():
     ("model(tree=paths(2))", "system 'model.*verifies a single path"),
   ],
 )
-def test_what_is_no_system_is_refused_in_words(text, words):
+def test_invalid_systems_are_rejected(text, words):
   with pytest.raises(ValueError, match=words):
     systems.parse(text, config())
 
 
-def test_what_drafts_in_transformers_takes_one_prompt_at_a_time():
+def test_transformers_drafting_systems_take_only_batch_size_1():
   actual = systems.parse("ngram, hf, hf_assisted, hf_prompt_lookup", config())
   assert [s.takes(8) for s in actual] == [True] * 3 + [False] * 2
   assert all(s.takes(1) for s in actual)
   assert actual[3].reference.draft == "models/pretrained/draft"
 
 
-def test_all_pairs_share_one_target_and_have_their_own_drafts(pair):
+def test_pairs_share_target_weights_and_have_their_own_drafts(pair):
   target, draft = pair
   given = config(target=target, max_new_tokens=8)
   given.checkpoints.draft = draft

@@ -7,7 +7,7 @@ import toys
 from launch.evaluation import timing
 
 
-def test_a_loop_of_passes_makes_all_of_them_where_the_cache_ends():
+def test_passes_loop_writes_after_the_cache_length_and_keeps_it():
   model = toys.table_model(5)
   caches = {
     who: model.init_cache(2, 9).replace(length=jnp.full((2,), 3 + place))

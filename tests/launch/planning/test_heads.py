@@ -77,7 +77,7 @@ def question(kind="eagle3", **changes):
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "mtp", *OTHERS])
-def test_every_kind_of_head_is_planned_and_cheaper_than_its_target(kind):
+def test_every_head_kind_is_planned_and_cheaper_than_its_target(kind):
   q = question(kind)
   q.check()
   named = "dflash" if kind == "jetspec" else kind
@@ -90,7 +90,7 @@ def test_every_kind_of_head_is_planned_and_cheaper_than_its_target(kind):
 
 
 @pytest.mark.parametrize("kind", READ)
-def test_a_round_reads_weights_and_no_tables(kind):
+def test_draft_round_reads_weights_but_not_embedding_tables(kind):
   """A synthetic rule verifies them all; caches and logits are small here."""
   q = question(
     kind, rule="synthetic(0.9, 0.8)", batch_size=1, max_length=256,
@@ -102,7 +102,7 @@ def test_a_round_reads_weights_and_no_tables(kind):
   assert 1 <= num_bytes / (2 * READ[kind]) < 1.01
 
 
-def test_every_device_reads_what_is_replicated():
+def test_every_device_reads_replicated_weights():
   q = question("dflash2", batch_size=1, max_length=256)
   q.check()
   one, eight = (
@@ -120,7 +120,7 @@ def test_every_device_reads_what_is_replicated():
   assert eight == pytest.approx(expected, rel=0.05)
 
 
-def test_a_dynamic_tree_is_as_good_as_the_best_of_its_size():
+def test_dynamic_tree_yields_the_best_tokens_per_round_of_its_size():
   """Two levels of at most two children, all six nodes: by hand."""
   tree = tree_lib.bound(20, 4, 5)
   q = question(tree=tree, siblings="given", rule="match")

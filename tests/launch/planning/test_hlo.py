@@ -74,7 +74,7 @@ PHASES = {
 }  # fmt: skip
 
 
-def test_collectives_of_loops_count_as_often_as_they_run():
+def test_collectives_in_loops_count_once_per_iteration():
   actual = hlo.collectives(hlo.parse(TEXT), PHASES)
   assert actual == {
     "draft_step": {"all-gather": {"count": 1, "bytes": 2 * 6 * 4}},
@@ -89,7 +89,7 @@ def test_collectives_of_loops_count_as_often_as_they_run():
   }
 
 
-def test_copies_count_in_any_order_of_dimensions_but_not_updates():
+def test_copies_count_in_any_dimension_order_and_updates_do_not():
   """Twelve in the layers, one at the entry, one as a fusion."""
   module = hlo.parse(TEXT)
   assert hlo.copies(module, {("bf16", (4, 8))}) == 12 + 1 + 1

@@ -23,7 +23,7 @@ def forward(num_tokens, config=CONFIG, *, size=1, rows=2, **how):
 
 
 @pytest.mark.parametrize("size", [1, 8])
-def test_a_pass_by_hand(size):
+def test_forward_pass_costs_match_hand_computed_values(size):
   actual = forward(5, size=size)
   tokens = 2 * 5
   cache = 2 * 3 * 2 * 100 * 2 * 16
@@ -41,7 +41,7 @@ def test_a_pass_by_hand(size):
   assert actual.ici_bytes == pytest.approx((size - 1) / size * (sums + logits))
 
 
-def test_a_mixture_is_read_as_far_as_its_tokens_choose():
+def test_moe_reads_only_the_experts_its_tokens_activate():
   """Qwen3-30B-A3B: 6.1 GB for one token, 25.8 for eight; the cache apart."""
   config = config_from_json(shapes.SHAPES["qwen3-30b-a3b"])
   one, eight = (forward(n, config, rows=1, slots=8) for n in (1, 8))

@@ -42,7 +42,7 @@ def make_slots(decoder, params=decoding.PARAMS, **more):
 
 
 def make_scheduler(slots, iterate=None, **more):
-  options = dict(queue_length=64, pace=slots.pace()) | more
+  options = dict(queue_length=64, cost_model=slots.cost_model()) | more
   metrics = Metrics(model="toy", num_slots=slots.num_slots, depth=slots.depth)
   made = Scheduler(slots, iterate or slots.iterate, metrics=metrics, **options)
   return made, metrics

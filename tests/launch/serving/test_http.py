@@ -46,7 +46,7 @@ SETTINGS = [
 ]
 
 
-def test_texts_over_http_are_those_of_generate_at_any_concurrency(server):
+def test_http_completions_match_generate_at_any_concurrency(server):
   """Every request alone, then all of them at once, three times over."""
   asking = [
     dict(prompt=prompt, max_tokens=24, **settings)
@@ -76,7 +76,7 @@ def test_texts_over_http_are_those_of_generate_at_any_concurrency(server):
   assert list(together) == expected * 3
 
 
-def test_an_answer_has_what_clients_read(client):
+def test_completion_response_has_the_fields_clients_read(client):
   settings = dict(max_tokens=48, temperature=1.0, seed=3)
   answer = complete(client, token_origins=True, **settings)
   tokens = served.expected_tokens(PROMPT, **settings)
@@ -98,7 +98,7 @@ def test_an_answer_has_what_clients_read(client):
   assert 0 < details.rejected_prediction_tokens <= 3 * (calls + 1)
 
 
-def test_streams_are_the_same_text_with_usage_at_the_end_or_everywhere(client):
+def test_streamed_text_matches_with_final_or_continuous_usage(client):
   settings = dict(max_tokens=48, temperature=1.0, seed=3)
   tokens = served.expected_tokens(PROMPT, **settings)
   settings |= dict(stream=True, return_token_ids=True)
@@ -125,7 +125,7 @@ def test_streams_are_the_same_text_with_usage_at_the_end_or_everywhere(client):
       assert counts == [None] * len(chunks)
 
 
-def test_laws_that_read_their_text_are_decoded_beside_others(client):
+def test_penalties_and_biases_match_a_reference_in_mixed_batches(client):
   """As plain Python decodes them, in slots that change hands."""
   tokenizer, (_, params) = served.tokenizer(), served.text_decoder()
   prompt, table = tokenizer.encode(PROMPT), np.asarray(params.target)
@@ -152,7 +152,7 @@ def test_laws_that_read_their_text_are_decoded_beside_others(client):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_stop_strings_end_a_text_before_themselves(client, stream):
+def test_text_ends_before_the_stop_string(client, stream):
   settings = dict(max_tokens=48, temperature=1.0, seed=3)
   text = served.expected_text(PROMPT, **settings)
   stop = [text[20:27], "not in it"]
@@ -169,7 +169,7 @@ def test_stop_strings_end_a_text_before_themselves(client, stream):
   assert reason == "stop"
 
 
-def test_choices_draw_from_streams_of_one_seed(client):
+def test_choices_use_separate_random_streams_of_one_seed(client):
   settings = dict(max_tokens=12, temperature=1.0, seed=11)
   answer = complete(client, prompt=[PROMPT, "x = "], n=3, **settings)
   texts = [c.text for c in answer.choices]
@@ -182,7 +182,7 @@ def test_choices_draw_from_streams_of_one_seed(client):
   assert len({*texts}) == 6
 
 
-def test_likeliest_tokens_are_the_targets_own_whatever_is_sampled_from(client):
+def test_top_logprobs_are_the_unwarped_target_log_probs(client):
   """Those of a direct pass, in a conversation with a warp and a penalty."""
   _, params = served.text_decoder()
   ids = chat.encode(served.tokenizer(), TALK)
@@ -204,7 +204,7 @@ def test_likeliest_tokens_are_the_targets_own_whatever_is_sampled_from(client):
 
 
 @pytest.mark.parametrize("tokens", [0, 4])
-def test_a_prompt_that_is_told_is_scored(client, tokens):
+def test_echo_scores_the_prompt(client, tokens):
   """As evaluation harnesses score texts."""
   _, params = served.text_decoder()
   tokenizer = served.tokenizer()
@@ -236,7 +236,7 @@ MESSAGES = [
 ]
 
 
-def test_conversations(client):
+def test_chat_completions_match_generate(client):
   messages = [MESSAGES[0], {"role": "user", "content": "x <|endoftext|>"}]
   ids = chat.encode(served.tokenizer(), messages)
   assert served.tokenizer().eos_token_id not in ids  # no forgery
@@ -262,14 +262,14 @@ def test_conversations(client):
   assert last.prompt_tokens_details.cached_tokens == len(ids) - 1
 
 
-def test_requests_that_are_wrong_raise_what_clients_expect(client):
+def test_invalid_requests_raise_openai_client_errors(client):
   with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-4'"):
     client.completions.create(model="gpt-4", prompt="x")
   with pytest.raises(openai.BadRequestError, match="suffix"):
     complete(client, suffix="y")
 
 
-def test_models_health_and_metrics_are_as_vllms(server, client):
+def test_models_health_and_metrics_match_vllm_conventions(server, client):
   address = server[1]
   (model,) = client.models.list().data
   assert (model.id, model.root, model.max_model_len) == ("toy", "toy", 160)
@@ -320,7 +320,7 @@ def compiled():
   jax.monitoring.unregister_event_duration_listener(listen)
 
 
-def test_nothing_is_compiled_for_whatever_is_asked(server, client, compiled):
+def test_requests_trigger_no_compilation(server, client, compiled):
   """Every width of prompts, choices, warps, stop texts, log-probabilities."""
   for body in ANY:
     answer = complete(client, **body)
@@ -332,7 +332,7 @@ def test_nothing_is_compiled_for_whatever_is_asked(server, client, compiled):
   assert not compiled
 
 
-def test_lines_of_the_page_are_answered(server):
+def test_documented_curl_commands_succeed(server):
   """docs/serving.md as printed, but for the port."""
   (block,) = re.findall(
     r"```bash\n(.*?)```", pathlib.Path("docs/serving.md").read_text(), re.S

@@ -53,13 +53,13 @@ def narrow(text_slots):
     yield actual
 
 
-def test_bodies_are_bounded_and_whoever_sends_more_hears_why(narrow):
+def test_oversized_bodies_are_rejected_with_413(narrow):
   status, body = answer_of(narrow[1], {"prompt": "x " * 200_000})
   assert status == 413
   assert b"the body must have at most 2000 bytes" in body
 
 
-def test_no_more_than_the_queue_holds_wait(narrow):
+def test_requests_beyond_the_queue_length_get_429(narrow):
   """Three slots and four places: of twelve requests, seven are answered."""
   asked, results = served.long_request(), []
   threads = [
@@ -82,7 +82,7 @@ def test_no_more_than_the_queue_holds_wait(narrow):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_leaves_frees_the_slot(narrow, stream):
+def test_client_disconnect_frees_the_slot(narrow, stream):
   service, address = narrow
   cancelled = lambda: service.metrics.registry.get_sample_value(
     "vllm:request_failure_total", {"model_name": "toy", "reason": "cancelled"}
@@ -99,7 +99,7 @@ def test_who_leaves_frees_the_slot(narrow, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_takes_too_long_ends(text_slots, stream):
+def test_slow_answers_time_out(text_slots, stream):
   with served.http_service(
     text_slots, slowly(text_slots, 0.1), limits=dict(answer_seconds=0.3)
   ) as (service, address):
@@ -114,7 +114,7 @@ def test_an_answer_that_takes_too_long_ends(text_slots, stream):
 @pytest.mark.filterwarnings(
   "ignore::pytest.PytestUnhandledThreadExceptionWarning"
 )
-def test_a_dead_loop_is_said_and_nobody_waits(text_slots):
+def test_dead_scheduler_loop_returns_503_without_waiting(text_slots):
   calls = []
 
   def iterate(control):
@@ -131,7 +131,7 @@ def test_a_dead_loop_is_said_and_nobody_waits(text_slots):
     assert (status, json.loads(body)["status"]) == (503, "dead")
 
 
-def test_who_comes_while_it_drains_is_refused_and_others_are_answered(
+def test_draining_rejects_new_requests_and_finishes_running_ones(
   text_slots,
 ):
   """Also on a connection that was open before."""
@@ -155,7 +155,7 @@ def test_who_comes_while_it_drains_is_refused_and_others_are_answered(
     assert results[0][0] == 200
 
 
-def test_other_hosts_and_tokens_are_refused(text_slots):
+def test_unknown_hosts_and_tokens_are_rejected(text_slots):
   limits = dict(hosts=("localhost", "[::1]"), token="a secret")
   with served.http_service(text_slots, limits=limits) as (_, address):
 

@@ -19,7 +19,7 @@ def cost(depth):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_no_rows_lengths_of_their_own_are_better(seed):
+def test_shared_draft_length_is_as_good_as_per_row_lengths(seed):
   """Objectives that can be kept come first, then tokens a second."""
   rng = np.random.default_rng(seed)
   rows = [
@@ -47,7 +47,7 @@ def test_no_rows_lengths_of_their_own_are_better(seed):
   assert worth([shared] * 3) == pytest.approx(worth(best))
 
 
-def test_without_objectives_the_best_is_that_of_dinkelbach():
+def test_policies_pick_the_goodput_optimum_without_objectives():
   """Acceptance .8, draft .1, verification 1: 2.4696 at depth 6."""
   row = [Row(acceptance=0.8)]
   assert objectives.goodput(row, 6, cost) == pytest.approx(2.46964, abs=1e-5)
@@ -55,7 +55,7 @@ def test_without_objectives_the_best_is_that_of_dinkelbach():
     assert policy(row * 3, cost, DEPTHS) == 6
 
 
-def test_smartspec_for_comparison():
+def test_decide_avoids_smartspecs_over_and_under_drafting():
   # Below .3 SmartSpec assumes .65, and not to draft is worth a tenth more.
   hopeless = [Row(acceptance=0.05)]
   assert objectives.smartspec(hopeless, cost, DEPTHS) > 1
@@ -77,7 +77,7 @@ def controller_of(policy=objectives.decide):
   return Controller(policy, tuple(SECONDS), SECONDS.__getitem__)
 
 
-def test_the_controller_follows_what_is_accepted():
+def test_controller_adapts_draft_length_to_acceptance():
   controller, one = controller_of(), ticket(accept_counts=[0] * 5)
   depth = controller([one, None], [], 4)
   for _ in range(40):
@@ -95,7 +95,7 @@ def test_the_controller_follows_what_is_accepted():
   assert depth == 4
 
 
-def test_what_is_waited_for_leaves_less_for_the_rest():
+def test_remaining_objective_accounts_for_elapsed_time():
   """Ten tokens at 2 s each after the first are 18 s."""
   heard = []
 

@@ -41,7 +41,7 @@ def hybrid():
   return target, jax.tree.map(random, params)
 
 
-def test_a_target_with_states_scores_one_text_after_another():
+def test_recurrent_target_scores_consecutive_texts_independently():
   """In several passes and in one, by none of the text before."""
   target, params = hybrid()
   score = Scorer(
@@ -61,7 +61,7 @@ def test_a_target_with_states_scores_one_text_after_another():
     assert (np.diff(best) <= 0).all()
 
 
-def test_rounds_of_some_rows_change_no_others():
+def test_rounds_over_some_rows_leave_the_others_unchanged():
   """Caches, states and drafts of rows that are done stay as they are."""
   target, params = hybrid()
   drafter = drafters.model(target, tree=tree.chain(2), vocab_size=VOCAB)

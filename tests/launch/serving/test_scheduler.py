@@ -50,7 +50,7 @@ def value(metrics, name, **labels):
   return metrics.registry.get_sample_value(f"vllm:{name}", labels)
 
 
-def test_tokens_are_those_of_generate_at_any_concurrency(running, expected):
+def test_tokens_match_generate_at_any_concurrency(running, expected):
   """Greedy ones alone, all 24 at once, and in another order with pauses."""
   scheduler, _ = running
   greedy = [i for i, request in enumerate(ASKED) if not request.temperature]
@@ -74,7 +74,7 @@ def test_tokens_are_those_of_generate_at_any_concurrency(running, expected):
   assert len({len(tokens) for tokens in expected}) > 8
 
 
-def test_what_is_counted(running, expected):
+def test_metrics_count_tokens_drafts_and_requests(running, expected):
   scheduler, metrics = running
   heard = [served.Heard(request) for request in ASKED]
   scheduler.submit([h.ticket for h in heard])
@@ -104,7 +104,7 @@ def test_what_is_counted(running, expected):
   assert count("num_requests_waiting") == 0
 
 
-def test_a_watch_ends_a_row_and_the_others_go_on(slots, expected):
+def test_watch_ends_one_row_and_the_others_continue(slots, expected):
   """Its tokens are cut where it says, and the device is told to end it."""
   at = max(range(len(ASKED)), key=lambda i: len(expected[i]))
   seen, ended = [], []
@@ -132,7 +132,7 @@ def test_a_watch_ends_a_row_and_the_others_go_on(slots, expected):
   assert len(ended) == 1
 
 
-def test_what_is_cancelled_or_late_frees_its_slot(slots, expected):
+def test_cancelled_or_late_requests_free_their_slots(slots, expected):
   now = [0.0]
   scheduler, metrics = served.make_scheduler(slots, clock=lambda: now[0])
   late = served.Heard(LONG, deadline=5.0)
@@ -162,7 +162,7 @@ def test_what_is_cancelled_or_late_frees_its_slot(slots, expected):
   assert value(metrics, "request_failure_total", reason="late") == 2
 
 
-def test_nan_in_one_row_ends_one_request():
+def test_nan_logits_end_only_their_own_request():
   """Its neighbors, and who gets the slot next, are as ever."""
   broken = decoding.TARGET.copy()
   rng = np.random.default_rng(0)
@@ -190,13 +190,13 @@ def test_nan_in_one_row_ends_one_request():
   ("free", "waiting", "rounds", "expected"),
   [(0, 3, 8, 8), (0, 0, 8, 4), (2, 0, 8, 1), (0, 0, 1, 1)],
 )
-def test_rounds_by_load(free, waiting, rounds, expected):
+def test_rounds_per_iteration_depend_on_load(free, waiting, rounds, expected):
   """None waits for a free slot, and who has one is not kept waiting."""
   most = rounds_of_iteration(free=free, waiting=waiting, max_rounds=rounds)
   assert most == expected
 
 
-def test_a_control_is_what_is_decoded_from_its_array():
+def test_control_round_trips_through_its_byte_encoding():
   """The longest that there may be fits."""
   most = 2**31 - 1
   request = dataclasses.replace(
@@ -216,7 +216,7 @@ def test_a_control_is_what_is_decoded_from_its_array():
   np.testing.assert_array_equal(back.encode(len(array)), array)
 
 
-def test_a_watch_that_fails_ends_its_own_request_alone(running):
+def test_failing_watch_ends_only_its_own_request(running):
   scheduler, _ = running
 
   def watch(ids):

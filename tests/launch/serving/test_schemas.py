@@ -38,7 +38,7 @@ def refused(record, **more):
    b'{"prompt": [' + b"1" * 5000 + b"]}"],
   ids=range(7),
 )  # fmt: skip
-def test_garbage_is_refused(body):
+def test_malformed_bodies_are_rejected(body):
   error = refused(body)
   assert (error.status, error.kind) == (400, "invalid_request_error")
   assert 0 < len(error.message) < 500
@@ -62,7 +62,7 @@ def test_garbage_is_refused(body):
   ],
   ids=lambda s: "-".join(f"{k}={str(v)[:12]!r}" for k, v in s.items()),
 )  # fmt: skip
-def test_what_is_not_done_is_refused_by_its_field(settings):
+def test_unsupported_settings_are_rejected_by_field(settings):
   is_chat = "messages" in settings
   error = refused(settings if is_chat else {"prompt": "x"} | settings)
   assert error.status == 400
@@ -98,7 +98,7 @@ NOTHING = dict(
   ],
   ids=str,
 )
-def test_what_clients_send_is_done_as_they_mean_it(settings, changes):
+def test_client_settings_are_translated_to_requests(settings, changes):
   actual = read({"prompt": "x", "seed": 5} | settings).request
   expected = Request(
     token_ids=tuple(served.tokenizer().encode("x")), max_new_tokens=16,
@@ -107,7 +107,7 @@ def test_what_clients_send_is_done_as_they_mean_it(settings, changes):
   assert actual == dataclasses.replace(expected, **changes)
 
 
-def test_conversations_are_read_as_openais_clients_say_them():
+def test_openai_chat_messages_are_accepted():
   part = lambda text: {"type": "text", "text": text}
   plain = [
     {"role": "system", "content": "Short."}, {"role": "user", "content": "a b"}
@@ -134,7 +134,7 @@ def test_conversations_are_read_as_openais_clients_say_them():
      "your messages resulted in "),
   ],
 )  # fmt: skip
-def test_a_full_context_is_said_as_clients_know_it(record, param, words):
+def test_context_overflow_errors_use_the_openai_wording(record, param, words):
   """They look for these words, or the code, and send less."""
   error = refused(record, defaults=SMALL)
   assert (error.param, error.code) == (param, "context_length_exceeded")

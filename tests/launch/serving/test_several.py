@@ -95,14 +95,14 @@ def alone(pair):
   return actual, codes, output
 
 
-def test_a_server_that_is_told_to_end_ends_well(alone):
+def test_server_exits_cleanly_on_sigterm(alone):
   actual, codes, output = alone
   assert codes == [0], output
   assert len({text for texts in actual for text in texts}) > 4
   assert "Traceback" not in output[0]
 
 
-def test_greedy_answers_are_those_of_decode(alone, cli, tmp_path):
+def test_greedy_completions_match_the_decode_command(alone, cli, tmp_path):
   greedy = [i for i, request in enumerate(ASKED) if not request["temperature"]]
   prompts = write_jsonl(
     tmp_path / "in.jsonl",
@@ -119,7 +119,7 @@ def test_greedy_answers_are_those_of_decode(alone, cli, tmp_path):
   }
 
 
-def test_two_processes_answer_as_one_does(alone, pair):
+def test_two_processes_serve_the_same_completions_as_one(alone, pair):
   """Each holds two of four slots; both end when the leader is told to."""
   mesh = ("--slots=4", "--config.mesh=data:2,model:1")
   with serving(pair, 2, *mesh) as server:

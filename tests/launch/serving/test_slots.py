@@ -56,7 +56,7 @@ def iteration(slots, **changes):
   return report, ids
 
 
-def test_a_prompt_in_chunks_is_the_prompt_and_lets_others_go_on(slots):
+def test_chunked_prefill_is_exact_and_lets_other_rows_decode(slots):
   """Each iteration reads four tokens of one prompt and makes one round."""
   short, long = make_request(3, seed=1, budget=40), make_request(29, seed=2)
   _, (begun, _) = iteration(slots, admissions=[(0, short)])
@@ -80,7 +80,7 @@ def test_a_prompt_in_chunks_is_the_prompt_and_lets_others_go_on(slots):
   assert texts[1] == served.alone(DECODER, long, width=32, stop=())
 
 
-def test_a_prompt_that_nobody_waits_for_is_read_no_further(slots):
+def test_cancelled_prefill_stops_and_frees_its_row(slots):
   """And its row is free at once, for another that is read from its start."""
   iteration(slots, admissions=[(0, make_request(28, seed=4))])
   report, _ = iteration(slots, ended=[0])
@@ -95,7 +95,7 @@ def test_a_prompt_that_nobody_waits_for_is_read_no_further(slots):
   [({4: 1, 8: 1.5}, 8), ({4: 0.6, 8: 1}, 4), ({4: 0.3, 8: 0.6}, 3),
    ({4: 0.1, 8: 0.1}, 1)],
 )  # fmt: skip
-def test_an_iteration_reads_no_more_than_its_share_while_rows_decode(
+def test_prefill_per_iteration_respects_its_share_while_decoding(
   slots, shares, expected
 ):
   iteration(slots, admissions=[(0, make_request(2, seed=51, budget=40))])
@@ -110,7 +110,7 @@ def test_an_iteration_reads_no_more_than_its_share_while_rows_decode(
   assert iterations == expected
 
 
-def test_greedy_texts_are_the_same_at_any_depth_and_before_all_is_compiled():
+def test_greedy_text_is_unaffected_by_depth_or_pending_compiles():
   """Wider prompts are read in chunks, narrower ones padded; drafts deeper."""
   few = Slots(
     {1: decoding.make("model1"), 3: DECODER},
@@ -133,7 +133,7 @@ def test_greedy_texts_are_the_same_at_any_depth_and_before_all_is_compiled():
   assert depths[:3] == [1, 3, 1]
 
 
-def test_rounds_of_running_rows_emit_what_rounds_of_all_do():
+def test_rounds_over_running_rows_match_solo_decoding():
   """Rows come and go, and each text is that of it alone."""
   few = served.make_slots(
     DECODER, num_slots=6, widths=(16,), stop_tokens=(), by_running=True
@@ -186,7 +186,7 @@ def expected(request):
   return served.alone(DECODER, request, width=46, stop=())
 
 
-def test_a_second_turn_reads_what_is_new_alone(slots):
+def test_second_turn_prefills_only_new_tokens(slots):
   """And a row that branches off earlier what is new to it, in another row."""
   first = make_request(20, seed=21, budget=8)
   text, report = finished(slots, 0, first)
@@ -205,7 +205,7 @@ def test_a_second_turn_reads_what_is_new_alone(slots):
   assert actual == expected(other)
 
 
-def test_who_comes_together_reads_in_turn_and_a_common_beginning_once(slots):
+def test_requests_admitted_together_prefill_a_shared_prefix_once(slots):
   """Each goes on from where the other is; whom the order has first is first."""
   start = make_request(22, seed=23).token_ids
   pair = [
@@ -226,7 +226,7 @@ def test_who_comes_together_reads_in_turn_and_a_common_beginning_once(slots):
 
 
 @pytest.mark.parametrize("share", [True, False])
-def test_prefixes_are_shared_unless_told(share):
+def test_prefix_sharing_can_be_disabled(share):
   texts = Texts(2, served.MAX_LENGTH, share=share)
   request = make_request(15, seed=24)
   texts.record(0, request, 15)
@@ -235,7 +235,7 @@ def test_prefixes_are_shared_unless_told(share):
   assert texts.cached[1] == (14 if share else 0)
 
 
-def test_a_text_of_no_numbers_begins_no_other(slots):
+def test_rows_with_nan_logits_are_not_reused_as_prefixes(slots):
   """States that a NaN has reached are not copied."""
   texts = Texts(2, served.MAX_LENGTH)
   request = make_request(9, seed=25)
@@ -247,7 +247,7 @@ def test_a_text_of_no_numbers_begins_no_other(slots):
   assert texts.source(1, request) == (1, 0)
 
 
-def test_the_row_that_was_idle_for_longest_is_given_away(slots):
+def test_least_recently_used_idle_row_is_evicted(slots):
   texts = Texts(3, served.MAX_LENGTH)
   for row in (1, 0, 2):
     texts.record(row, make_request(5, seed=30 + row), 5)
@@ -255,7 +255,7 @@ def test_the_row_that_was_idle_for_longest_is_given_away(slots):
   assert texts.place([0, 2], make_request(5, seed=40)) == 0
 
 
-def test_no_text_is_copied_to_other_devices():
+def test_prefixes_are_not_copied_across_devices():
   """A prompt is given a row beside the text that it begins as."""
   texts = Texts(4, served.MAX_LENGTH, groups=2)
   request = make_request(20, seed=50)
@@ -265,7 +265,7 @@ def test_no_text_is_copied_to_other_devices():
   assert texts.source(1, request) == (1, 0)
 
 
-def test_a_text_whose_states_cannot_be_cut_short_is_copied_whole():
+def test_recurrent_states_are_reused_only_as_whole_prefixes():
   texts = Texts(2, served.MAX_LENGTH, only_whole=True)
   request = make_request(20, seed=50)
   for length, expected in ((12, (0, 12)), (20, (1, 0))):

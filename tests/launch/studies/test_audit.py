@@ -38,7 +38,7 @@ EXACT = {
 
 
 @pytest.mark.parametrize("name", sorted(EXACT))
-def test_what_is_exact_is_so_on_every_pair_of_laws(name):
+def test_exact_methods_are_exact_on_every_instance(name):
   for instance in INSTANCES:
     assert distance(name, instance) < 1e-12, instance
   if "transformers" not in name:
@@ -61,11 +61,11 @@ def test_what_is_exact_is_so_on_every_pair_of_laws(name):
     ("Sampled tests on a top-k tree", "C", 0.3),
   ],
 )
-def test_distances_are_what_a_hand_computes(name, instance, expected):
+def test_distances_match_hand_computed_values(name, instance, expected):
   assert distance(name, instance) == pytest.approx(expected, abs=1e-12)
 
 
-def test_closed_forms_of_one_token():
+def test_one_token_distances_match_closed_forms():
   """P(x) written out for each, against what the methods' code sums."""
   p, q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
   away = lambda law: np.abs(law - q).sum() / 2
@@ -94,7 +94,7 @@ def test_closed_forms_of_one_token():
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("instance", ["A", "B", "R"])
-def test_the_text_of_hsd_is_block_verification(depth, instance):
+def test_hsd_as_published_equals_block_verification(depth, instance):
   laws = INSTANCES[instance]
   emitted = []
   for rounds in (
@@ -111,7 +111,7 @@ def test_the_text_of_hsd_is_block_verification(depth, instance):
 
 
 @pytest.mark.parametrize("bias", [1e-6, 1e-9])
-def test_the_instrument_finds_an_exact_method_made_biased(bias):
+def test_audit_detects_a_small_bias_in_an_exact_method(bias):
   def rounds(draft, target, depth):
     for mass, tokens, law in chains.hsd(draft, target, depth, capped=True):
       move = bias * law.min() * (np.eye(len(law))[0] - np.eye(len(law))[1])
@@ -126,7 +126,7 @@ def test_the_instrument_finds_an_exact_method_made_biased(bias):
   assert honest < 1e-15 < bias * 1e-3 < actual < bias
 
 
-def test_the_command_finds_a_smallest_example_of_what_is_lossy(
+def test_command_finds_smallest_counterexamples_of_lossy_methods(
   tmp_path, capsys
 ):
   assert execute(audit.run, f"--output={tmp_path / 'audit.json'}") == 0

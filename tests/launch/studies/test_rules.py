@@ -31,7 +31,7 @@ def everything(tmp_path_factory):
   return result, out.getvalue()
 
 
-def test_acceptance_is_what_a_hand_computes(everything):
+def test_acceptance_matches_hand_computed_values(everything):
   result, _ = everything
   assert result["optimum"] == pytest.approx(0.86)
   expected = {
@@ -47,7 +47,7 @@ def test_acceptance_is_what_a_hand_computes(everything):
     assert entry["standard_error"] is None
 
 
-def test_lossy_rules_have_their_distance_and_lossless_ones_none(everything):
+def test_only_lossy_rules_have_nonzero_total_variation(everything):
   result, _ = everything
   for name, distance in {
     "decoding_opt": 0.1, "decoding_uno": 0.2, "top_beta": 0.3, "blockwise": 0.15

@@ -14,7 +14,7 @@ from specjax.theory import markov, rejections
 
 
 @pytest.mark.parametrize("num_drafts", [1, 3])
-def test_the_loop_rejects_as_often_as_the_theorem_says(num_drafts):
+def test_simulated_rejections_and_outputs_match_theory(num_drafts):
   pair = markov.random_pair(7, vocab_size=3, horizon=6)
   runs = 40_000
   rejected, tokens = simulation.simulate(
@@ -36,7 +36,7 @@ def test_the_loop_rejects_as_often_as_the_theorem_says(num_drafts):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", theory.FIGURES)
-def test_every_figure_is_drawn_from_its_json(tmp_path, name, monkeypatch):
+def test_every_figure_is_written_with_its_json(tmp_path, name, monkeypatch):
   monkeypatch.setattr(theory, "_HORIZON", 3)
   few = functools.partial(theory.acceptance, counts=(1, 2))
   monkeypatch.setitem(theory.FIGURES, "acceptance", few)

@@ -11,7 +11,7 @@ from launch.tools import best_tree
 from specjax import tree_search
 
 
-def test_a_measured_pair_gets_its_best_trees_and_the_flag_for_the_largest(
+def test_best_trees_of_a_measured_pair_are_written_and_printed(
   tmp_path, capsys
 ):
   files.write_jsonl(
@@ -39,7 +39,7 @@ def test_a_measured_pair_gets_its_best_trees_and_the_flag_for_the_largest(
   assert last == f"tree={best.parents}"
 
 
-def test_tokens_a_round_grow_by_the_best_node_left():
+def test_block_efficiency_grows_by_the_best_remaining_node():
   rows = best_tree.trees(np.array([0.6, 0.2]), max_nodes=4)
   assert [row["num_nodes"] for row in rows] == [1, 2, 3, 4]
   tokens = [1, *(row["block_efficiency"] for row in rows)]

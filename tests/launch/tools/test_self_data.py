@@ -20,7 +20,7 @@ def message(text):
   return [{"role": "user", "content": text}]
 
 
-def test_a_tests_text_is_found_in_whatever_case_and_place():
+def test_overlap_detects_test_text_despite_case_and_position():
   test = "Name the seven hills of Rome, and say which of them is the highest."
   short, tiny = "Write a haiku about old lighthouses.", "Why not?"
   actual = self_data.overlap([test, short, tiny])
@@ -38,7 +38,7 @@ def test_a_tests_text_is_found_in_whatever_case_and_place():
   assert actual(answered)
 
 
-def test_empty_repeated_and_tested_conversations_are_dropped():
+def test_empty_duplicate_and_test_conversations_are_dropped():
   talk = lambda q, a="An answer.": {
     "messages": [*message(q), {"role": "assistant", "content": a}]
   }
@@ -52,7 +52,7 @@ def test_empty_repeated_and_tested_conversations_are_dropped():
   assert kept == rows[:2]
 
 
-def test_conversations_are_written_and_can_be_trained_on(tmp_path, monkeypatch):
+def test_generated_conversations_load_as_training_data(tmp_path, monkeypatch):
   target, folder, build = tmp_path / "model", tmp_path / "made", pair.build
   files.make_checkpoint(target, num_layers=1)
   (target / "chat_template.jinja").write_text(CHATML)

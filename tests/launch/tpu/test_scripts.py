@@ -84,7 +84,7 @@ def _read(word):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_dry_run_prints_the_commands(machine, name):
+def test_dry_run_prints_commands_without_running_them(machine, name):
   (verb, *args), expected = CASES[name]
   target = machine.folder / "out put"
   args = [arg.replace("TARGET", str(target)) for arg in args]
@@ -107,7 +107,7 @@ def test_the_dry_run_prints_the_commands(machine, name):
     ("job", SLICE, ["decode"], "BUCKET must be gs://NAME, got ''"),
   ],
 )
-def test_mistakes_are_one_line_and_exit_code_2(
+def test_user_errors_print_one_line_and_exit_with_2(
   machine, script, settings, args, words
 ):
   done = machine.run(TPU / f"{script}.sh", *args, **settings)
@@ -136,7 +136,7 @@ def _steps(machine):
 
 
 @pytest.mark.slow
-def test_a_job_is_created_anew_until_it_has_an_exit_code(machine):
+def test_job_recreates_the_tpu_until_an_exit_code_exists(machine):
   machine.answer(
     **{
       _CODE: [1] * 6 + ["0"],  # it fails where there is no such file
@@ -163,7 +163,7 @@ def test_a_job_is_created_anew_until_it_has_an_exit_code(machine):
   )
 
 
-def test_the_dry_run_of_a_job_shows_its_startup_script(machine):
+def test_job_dry_run_prints_its_startup_script(machine):
   done = machine.run(
     TPU / "job.sh", "--dry_run", "--on_demand", "--data=gs://d", *_SPACES, **JOB
   )
@@ -177,7 +177,7 @@ def test_the_dry_run_of_a_job_shows_its_startup_script(machine):
 # ----------------------------------------------------------------------- style
 
 
-def test_shellcheck_finds_nothing():
+def test_scripts_pass_shellcheck():
   beside = pathlib.Path(sys.executable).with_name("shellcheck")
   actual = str(beside) if beside.exists() else shutil.which("shellcheck")
   if actual is None:

@@ -44,7 +44,7 @@ def _storage(machine):
   ]
 
 
-def test_a_job_fetches_runs_again_and_saves(machine, checkout):
+def test_job_fetches_data_retries_and_saves_results(machine, checkout):
   machine.answer(**{"curl": ["0"], "launch.decode": [134, ""]})
   done = _worker(
     machine, checkout, "job", _STORE, "gs://data", "decode", "--output=a b"
@@ -61,7 +61,7 @@ def test_a_job_fetches_runs_again_and_saves(machine, checkout):
   assert ["cp", "-", f"{_STORE}/exit_code", "0\n"] in storage
 
 
-def test_a_mistake_in_the_command_is_not_tried_again(machine, checkout):
+def test_usage_errors_are_not_retried(machine, checkout):
   machine.answer(**{"curl": ["0"], "launch.decode": [2]})
   done = _worker(machine, checkout, "job", _STORE, "", "decode")
   assert done.returncode == 2
@@ -69,7 +69,7 @@ def test_a_mistake_in_the_command_is_not_tried_again(machine, checkout):
   assert ["cp", "-", f"{_STORE}/exit_code", "2\n"] in _storage(machine)
 
 
-def test_a_training_that_was_stopped_goes_on_and_is_not_over(machine, checkout):
+def test_preempted_training_is_resumed_until_it_finishes(machine, checkout):
   machine.answer(**{"curl": ["0"], "launch.train": [75, 75, ""]})
   done = _worker(machine, checkout, "job", _STORE, "", "train", TRIES="1")
   assert done.returncode == 0, done.stderr

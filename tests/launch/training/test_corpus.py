@@ -5,7 +5,7 @@ import pytest
 from launch.training import corpus
 
 
-def test_splits_are_disjoint_and_hold_no_tests_or_tables():
+def test_splits_are_disjoint_and_exclude_tests_and_tables():
   files = corpus.python_files()
   assert len({f.text for f in files}) == len(files)
   names = {f.name for f in files}
@@ -24,7 +24,7 @@ def test_splits_are_disjoint_and_hold_no_tests_or_tables():
   assert set.union(*splits) == names
 
 
-def test_held_out_files_are_no_near_duplicates_of_training_files():
+def test_held_out_files_do_not_nearly_duplicate_training_files():
   files = corpus.python_files()
   learned = {
     line

@@ -25,7 +25,7 @@ def config(dataset):
 
 
 @pytest.mark.parametrize("name", ["lm1b", "wmt14_translate/de-en", "gsm8k"])
-def test_datasets_of_the_field_are_read_by_name(name, tmp_path, monkeypatch):
+def test_tfds_datasets_are_read_by_name(name, tmp_path, monkeypatch):
   monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
   with tfds.testing.mock_data(num_examples=100):
     for split in SPLITS:
@@ -34,7 +34,7 @@ def test_datasets_of_the_field_are_read_by_name(name, tmp_path, monkeypatch):
       assert all(isinstance(text, str) for text in texts)
 
 
-def test_folders_of_text_and_jsonl(tmp_path):
+def test_text_and_jsonl_folders_are_read_and_split(tmp_path):
   (tmp_path / "a.txt").write_text("first")
   rows = [json.dumps({"text": f"line {i}"}) for i in range(200)]
   (tmp_path / "b.jsonl").write_text("\n".join(rows) + "\n\n")
@@ -72,7 +72,7 @@ def stream(batches):
   return np.concatenate([b["tokens"][b["segments"] > 0] for b in batches])
 
 
-def test_one_pass_in_order_is_the_concatenated_documents(tokenizer):
+def test_unshuffled_epoch_is_the_concatenated_documents(tokenizer):
   actual = data.batches(TEXTS, tokenizer, length=16, batch_size=2, seed=None)
   expected = np.concatenate(
     [[*tokenizer.encode(t), tokenizer.eos_token_id] for t in TEXTS]
@@ -82,7 +82,7 @@ def test_one_pass_in_order_is_the_concatenated_documents(tokenizer):
   np.testing.assert_array_equal(got, expected[: len(got)])
 
 
-def test_conversations_are_read_through_the_chat_template(tokenizer, tmp_path):
+def test_conversations_are_encoded_with_the_chat_template(tokenizer, tmp_path):
   talk = [
     {"role": "user", "content": "Say x."}, {"role": "assistant", "content": "x"}
   ]  # fmt: skip
@@ -106,7 +106,7 @@ def test_conversations_are_read_through_the_chat_template(tokenizer, tmp_path):
     data.token_ids(actual, tokenizer)
 
 
-def test_segments_and_positions_mark_the_documents(tokenizer):
+def test_segments_and_positions_mark_document_boundaries(tokenizer):
   for batch in take(
     data.batches(TEXTS, tokenizer, length=40, batch_size=1, seed=0), 20
   ):
@@ -121,7 +121,7 @@ def test_segments_and_positions_mark_the_documents(tokenizer):
     )
 
 
-def test_epochs_are_shuffled_anew_and_lose_nothing(tokenizer):
+def test_epochs_are_reshuffled_without_losing_tokens(tokenizer):
   size = sum(len(tokenizer.encode(t)) + 1 for t in TEXTS)
   make = functools.partial(
     data.batches, TEXTS, tokenizer, length=1, batch_size=1, shuffle_rows=1
@@ -136,7 +136,7 @@ def test_epochs_are_shuffled_anew_and_lose_nothing(tokenizer):
 
 @pytest.mark.parametrize("shuffle_rows", [1, 20])
 @pytest.mark.parametrize("done", [0, 5, 7, 20])
-def test_an_iterator_goes_on_from_its_state(tokenizer, done, shuffle_rows):
+def test_iterator_resumes_from_its_state(tokenizer, done, shuffle_rows):
   make = lambda: iter(
     data.batches(
       TEXTS, tokenizer, length=16, batch_size=3, seed=0,
@@ -154,7 +154,7 @@ def test_an_iterator_goes_on_from_its_state(tokenizer, done, shuffle_rows):
     np.testing.assert_array_equal(next(whole)["tokens"], next(again)["tokens"])
 
 
-def test_processes_share_the_documents(tokenizer, monkeypatch):
+def test_processes_split_the_documents(tokenizer, monkeypatch):
   monkeypatch.setattr(jax, "process_count", lambda: 2)
   seen = []
   for index in range(2):

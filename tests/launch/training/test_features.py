@@ -41,7 +41,7 @@ def settings(texts, target, stored, kind="eagle3", batch_size=4):
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "eagle"])
-def test_the_loss_is_the_one_of_features_on_the_fly(
+def test_stored_features_give_the_same_loss_as_computed_ones(
   stored, texts, target, kind
 ):
   """What differs is the rounding to bfloat16."""
@@ -80,7 +80,7 @@ def test_the_loss_is_the_one_of_features_on_the_fly(
     np.testing.assert_allclose(measured[name], value, rtol=0.02, atol=3)
 
 
-def test_every_epoch_has_every_row_of_the_text_once(stored, texts, target):
+def test_every_epoch_contains_each_row_once(stored, texts, target):
   config = settings(texts, target, stored, batch_size=1)
   of_text = data.batches_of(config, checkpoints.load_tokenizer(target))
   wanted = [row["tokens"].tobytes() for row in of_text("train", seed=None)]

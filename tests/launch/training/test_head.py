@@ -48,7 +48,7 @@ def tiny(texts, target, kind="eagle3", **changes):
 # ------------------------------------------------------------- the vocabulary
 
 
-def test_the_most_frequent_tokens_are_chosen_then_those_of_low_ids():
+def test_draft_vocabulary_takes_frequent_tokens_then_low_ids():
   tokenizer = tokenizers.load(files.EMBEDDED)
   text = "x = 1\n" * 50
   used = sorted({*tokenizer.encode(text), tokenizer.eos_token_id})
@@ -99,7 +99,7 @@ def assert_learned(folder, name):
   assert last < first
 
 
-def test_a_run_goes_on_to_the_same_head(trained, texts, target):
+def test_resumed_run_matches_an_uninterrupted_one(trained, texts, target):
   both = (nnx.state(trained[name]) for name in ("whole", "resumed"))
   jax.tree.map(np.testing.assert_array_equal, *both)
   assert_learned(trained["root"] / "resumed", "forward_kl_loss")
@@ -116,7 +116,7 @@ def test_a_run_goes_on_to_the_same_head(trained, texts, target):
   np.testing.assert_array_equal(further.target_ids[...], ids)
 
 
-def test_resumed_blocks_begin_where_they_would_have(blocks):
+def test_resumed_block_training_matches_an_uninterrupted_run(blocks):
   """To the same bits, so at the same places; and they are learned from."""
   both = (nnx.state(blocks[name]) for name in ("whole", "resumed"))
   jax.tree.map(np.testing.assert_array_equal, *both)
@@ -128,7 +128,7 @@ def test_resumed_blocks_begin_where_they_would_have(blocks):
   assert last[0] > first[0]
 
 
-def test_blocks_are_trained_as_they_are_drafted(blocks, target):
+def test_block_training_logits_match_decoding_drafts(blocks, target):
   """The loss along a text is of the laws that the shipped pair draws from.
 
   The head is the exported one, the rounds are those of the decoder: features,
@@ -190,7 +190,7 @@ def plain(target):
   return decoded(target, "plain")
 
 
-def test_trained_blocks_decode_and_go_on(
+def test_trained_blocks_decode_losslessly_and_resume_training(
   blocks, target, plain, texts, tmp_path
 ):
   head = str(blocks["root"] / "dflash")
@@ -210,7 +210,9 @@ def test_trained_blocks_decode_and_go_on(
 
 
 @pytest.mark.parametrize("kind", ["p_eagle", "dflash2", "dspark"])
-def test_heads_of_2026_learn_and_draft(kind, texts, target, plain, tmp_path):
+def test_recent_head_kinds_train_and_draft_losslessly(
+  kind, texts, target, plain, tmp_path
+):
   """DSpark's confidence too: it ends the paths of drafts."""
   config = tiny(texts, target, kind, export_dtype="float32")
   run = Run(config, str(tmp_path / "run"))
@@ -233,7 +235,9 @@ def test_heads_of_2026_learn_and_draft(kind, texts, target, plain, tmp_path):
       Run(config, str(tmp_path / "other"))
 
 
-def test_the_trained_head_decodes_and_nothing_is_lost(trained, target, plain):
+def test_exported_head_decodes_losslessly_and_keeps_its_weights(
+  trained, target, plain
+):
   head = str(trained["root"] / "eagle3")
   assert decoded(target, f"eagle3('{head}', tokens={DEPTH})") == plain
   loaded = checkpoints.load_head(
@@ -257,7 +261,7 @@ def test_the_trained_head_decodes_and_nothing_is_lost(trained, target, plain):
    pytest.param("eagle", marks=pytest.mark.slow),
    pytest.param("eagle3", marks=pytest.mark.slow)],
 )  # fmt: skip
-def test_every_kind_is_trained_by_the_command(
+def test_train_command_trains_every_head_kind(
   kind, texts, target, plain, tmp_path
 ):
   config = tiny(texts, target, kind, compute_dtype="bfloat16")

@@ -138,7 +138,7 @@ def expected(case, of_place):
   return np.average([np.mean(x) for x in each], weights=weights)
 
 
-def test_forward_kl_is_to_the_targets_law_on_the_draft_vocabulary(case):
+def test_forward_kl_uses_the_target_on_the_draft_vocabulary(case):
   ids, q = case["ids"], restricted(case["q"], case["ids"])
 
   def kl(j, row, t, judge):
@@ -154,7 +154,7 @@ def away(case, j, row, t, judge):
 
 
 @pytest.mark.parametrize("first", [0, 7])
-def test_total_variation_is_to_the_targets_whole_law(case, first):
+def test_total_variation_uses_the_full_target_distribution(case, first):
   """Of tokens from the first on, as where a prompt before it is the data's."""
   places = case["places"]
   case = case | dict(
@@ -167,7 +167,7 @@ def test_total_variation_is_to_the_targets_whole_law(case, first):
 
 
 @pytest.mark.parametrize("case", ["dspark"], indirect=True)
-def test_dsparks_is_of_the_text_the_targets_law_and_its_confidence(case):
+def test_dspark_loss_sums_text_target_and_confidence_terms(case):
   """Of the text where it can draft the token."""
   tokens, ids = case["batch"]["tokens"], case["ids"]
   places = lambda j: [
@@ -189,7 +189,7 @@ def test_dsparks_is_of_the_text_the_targets_law_and_its_confidence(case):
 
 
 @pytest.mark.parametrize("case", ["eagle3", "dflash"], indirect=True)
-def test_acceptance_is_of_the_whole_draft_from_every_place(case):
+def test_acceptance_loss_averages_whole_draft_acceptance(case):
   tokens, shares = case["batch"]["tokens"], []
   for row, t, last in case["places"](DEPTH - 1):
     survival, total = 1.0, 0.0
@@ -205,7 +205,7 @@ def test_acceptance_is_of_the_whole_draft_from_every_place(case):
   assert actual < -0.001
 
 
-def test_what_is_validated(case):
+def test_validation_counts_accepted_and_agreeing_tokens(case):
   loss = Loss(
     objective="forward_kl", depth=DEPTH, decay=1.0, feature_weight=0, first=0
   )
@@ -223,7 +223,7 @@ def test_what_is_validated(case):
     assert float(actual[f"agreed_{j + 1}"]) == agreed
 
 
-def test_dflash_2s_selector_learns_the_text_where_it_is_a_candidate(module):
+def test_dflash2_selector_loss_counts_only_candidate_tokens(module):
   head = head_starts.parallel(
     module, num_layers=1, layers=(1,), block_size=3, mask_token=7,
     draft_vocab=None, rngs=nnx.Rngs(0), kind=DFlash2, taps=2, group=4,
@@ -273,7 +273,7 @@ def test_dflash_2s_selector_learns_the_text_where_it_is_a_candidate(module):
   assert float(actual) == pytest.approx(wanted, 1e-4)
 
 
-def test_blocks_begin_where_something_follows():
+def test_block_anchors_are_drawn_where_a_token_follows():
   """At different places of a row, and at others with another key."""
   segments = np.array([[1] * 12, [1] * 4 + [2] * 3 + [0] * 5], np.int32)
   batch = {"segments": segments}

@@ -41,7 +41,7 @@ for name, module in (("whole", whole), ("resumed", resumed)):
 """
 
 
-def test_training_goes_on_on_another_mesh(texts, tmp_path):
+def test_training_resumes_on_a_different_mesh(texts, tmp_path):
   """And comes to what one device does."""
   started = several.start(
     [["-c", _ON_FOUR_DEVICES, texts, tmp_path]], devices=4

@@ -16,7 +16,7 @@ CONFIG = llama_config(
 )  # fmt: skip
 
 
-def test_outputs_of_projections_and_channels_of_tables_are_cut():
+def test_only_divisible_outputs_and_channels_are_sharded():
   """Where two devices divide them."""
   module = nnx.eval_shape(lambda: Transformer(CONFIG, rngs=nnx.Rngs(0)))
   actual = step.shardings(

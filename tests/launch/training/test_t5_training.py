@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
   return folder
 
 
-def test_what_is_trained_decodes_and_a_block_drafts_for_it(folder, tmp_path):
+def test_trained_t5_decodes_with_its_trained_block_drafter(folder, tmp_path):
   for name in ("tiny", "tiny_block"):
     assert execute(
       train.run, f"--config=configs/train_t5.py:{name},{folder}",
@@ -64,7 +64,7 @@ SHAPE = T5Config(
 )  # fmt: skip
 
 
-def test_a_block_learns_k_tokens_and_is_told_some(folder):
+def test_block_loss_covers_k_tokens_minus_glanced_ones(folder):
   module = BlockDrafter(BlockConfig(t5=SHAPE, num_masks=3), rngs=nnx.Rngs(0))
   lengths = jnp.array([1 + 6, 1 + 2])
   batch = {

@@ -42,9 +42,7 @@ def edit(path, change, nested=False):
   file.write_text(json.dumps(config))
 
 
-def test_keys_that_no_layer_has_and_other_prefixes_change_nothing(
-  copied, about
-):
+def test_unused_tensors_and_other_prefixes_load_equal_weights(copied, about):
   before = head_checkpoints.load(str(copied), about)
 
   def change(tensors):
@@ -76,7 +74,7 @@ def test_keys_that_no_layer_has_and_other_prefixes_change_nothing(
     ),
   ],
 )  # fmt: skip
-def test_settings_that_do_not_fit_are_refused_by_name(
+def test_incompatible_settings_are_rejected_by_name(
   copied, about, change, nested, message
 ):
   edit(copied, change, nested=nested)

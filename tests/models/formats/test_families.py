@@ -23,7 +23,7 @@ SEEN = ("gemma4", *(pytest.param(x, marks=pytest.mark.slow) for x in (
 
 
 @pytest.mark.parametrize("name", SEEN)
-def test_greedy_speculation_over_a_tree_says_what_generate_says(saved, name):
+def test_greedy_tree_speculation_matches_generate(saved, name):
   path, _ = saved(name)
   model, params = as_language_model(loading.load(huggingface.source(str(path))))
   decoder = decode.make_decoder(
@@ -71,7 +71,7 @@ def guessing(texts, shape):
 
 
 @pytest.mark.parametrize("name", HYBRIDS[:2])
-def test_a_hybrid_says_what_generate_says_plain_and_over_a_tree(saved, name):
+def test_hybrid_plain_and_tree_decoding_match_generate(saved, name):
   path, _ = saved(name)
   model, params = as_language_model(loading.load(huggingface.source(str(path))))
   theirs, lengths = references.read(path), np.array([2, 6, 4])

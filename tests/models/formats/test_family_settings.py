@@ -44,7 +44,7 @@ ROPES = {
     ("mixtral", "linear"),
   ],
 )  # fmt: skip
-def test_families_rotate_as_transformers_does(family, kind):
+def test_rope_scaling_matches_transformers(family, kind):
   settings = settings_of(family)
   by_type = "full_attention" in (settings.get("rope_parameters") or ())
   said = dict(ROPES[kind], rope_theta=500.0)
@@ -73,7 +73,7 @@ def settings_of(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_key_that_nobody_knows_is_refused_by_name(family):
+def test_unknown_config_keys_are_rejected_by_name(family):
   settings = settings_of(family)
   expected = huggingface.config_from_json(settings)
   for known in ({"no_such_switch": None}, {"_commit_hash": "0"}):
@@ -82,7 +82,7 @@ def test_a_key_that_nobody_knows_is_refused_by_name(family):
     huggingface.config_from_json(settings | {"no_such_switch": 0.5})
 
 
-def test_every_family_has_a_model_whose_logits_are_compared():
+def test_every_family_has_a_logits_comparison_model():
   assert {family for family, *_ in MODELS.values()} == {*FAMILIES}
 
 
@@ -106,7 +106,7 @@ _QWEN_CODER = dict(
     ("qwen3_moe", _QWEN_CODER, {"use_qk_norm": False}),
   ],
 )  # fmt: skip
-def test_what_released_files_say_beside_is_known(family, said, refused):
+def test_extra_keys_of_released_configs_are_validated(family, said, refused):
   settings = settings_of(family)
   expected = huggingface.config_from_json(settings)
   assert huggingface.config_from_json(settings | said) == expected
@@ -114,7 +114,7 @@ def test_what_released_files_say_beside_is_known(family, said, refused):
     huggingface.config_from_json(settings | said | refused)
 
 
-def test_both_names_of_the_number_of_experts_are_read():
+def test_both_expert_count_keys_are_read():
   """Qwen's own, and that which transformers 5 writes."""
   settings = settings_of("qwen3_moe")
   expected = huggingface.config_from_json(settings)
@@ -135,9 +135,7 @@ def test_both_names_of_the_number_of_experts_are_read():
     ("gemma4", [f"3.self_attn.{x}" for x in ("k_proj", "v_proj", "k_norm")]),
   ],
 )
-def test_tensors_that_the_model_does_not_have_are_left_out(
-  copied, name, unread
-):
+def test_unused_tensors_are_ignored(copied, name, unread):
   path = copied(name)
   expected = nnx.state(loading.load(huggingface.source(path)))
   zeros = {f"model.layers.{x}.weight": np.zeros(3, "f4") for x in unread}
@@ -146,7 +144,7 @@ def test_tensors_that_the_model_does_not_have_are_left_out(
   jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
-def test_experts_that_are_one_tensor_are_read_alike(copied):
+def test_fused_expert_tensors_load_identically(copied):
   path = copied("qwen3-5-moe")
   expected = loading.load(huggingface.source(path))
   references.edit_tensors(path, references.fuse_experts)
@@ -163,9 +161,7 @@ def test_experts_that_are_one_tensor_are_read_alike(copied):
   ("name", "prefix"),
   [("gemma3", "language_model."), ("gemma4", "model.language_model.")],
 )
-def test_the_text_model_of_a_multimodal_one_is_read(
-  copied, saved, name, prefix
-):
+def test_text_model_of_multimodal_checkpoint_loads(copied, saved, name, prefix):
   path = copied(name)
 
   def edit(tensors):

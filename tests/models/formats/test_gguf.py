@@ -126,7 +126,7 @@ def written(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_logits_are_those_of_transformers(written, name):
+def test_logits_match_transformers(written, name):
   path, model = written(name)
   if FAMILIES[name][2]:
     model = references.read_gguf(path)
@@ -137,7 +137,7 @@ def test_logits_are_those_of_transformers(written, name):
   assert error < (2e-4 if name == "gemma4" else 2e-5)
 
 
-def test_the_header_is_what_its_own_package_reads(tmp_path):
+def test_header_matches_the_gguf_package(tmp_path):
   model = references.make(*FAMILIES["qwen2"][:2])
   metadata = [
     ("add_tags", ["", "ä", "x y"]),
@@ -164,7 +164,7 @@ def test_the_header_is_what_its_own_package_reads(tmp_path):
 
 
 @pytest.mark.parametrize("on_mesh", [False, True])
-def test_a_file_of_mixed_types_is_held_as_it_is(tmp_path, on_mesh):
+def test_mixed_quantization_types_are_kept_as_published(tmp_path, on_mesh):
   """Stacked layers share a form that holds the types of all of them."""
   settings = GATED | dict(
     hidden_size=256, intermediate_size=512, num_key_value_heads=2
@@ -201,7 +201,7 @@ def test_a_file_of_mixed_types_is_held_as_it_is(tmp_path, on_mesh):
   assert references.relative_error(actual, expected) < 1e-5
 
 
-def test_scales_of_smaller_groups_are_read_whole_and_in_part():
+def test_finer_group_scales_read_whole_and_sliced():
   """Whole, as a mesh asks whose devices are more than a model's heads."""
   of = lambda x: Tensor(
     name="x", shape=x.shape, kind="F32", read=lambda i: x[i]
@@ -236,7 +236,7 @@ NAMED = ("add_token_list", ["a", "b", "c", "d", "<end_of_turn>", "<|im_end|>"])
   ("metadata", "expected"),
   [([], ()), (ENDS[:1], (3,)), (ENDS, (1, 3)), ([NAMED, ENDS[0]], (3, 4, 5))],
 )
-def test_all_that_ends_a_turn_ends_a_text(
+def test_all_end_of_turn_tokens_become_eos_ids(
   written, tmp_path, metadata, expected
 ):
   """By its name too: a chat model's file often has its base model's end."""
@@ -254,7 +254,7 @@ def test_all_that_ends_a_turn_ends_a_text(
     (("add_uint16", "split.count", 2), "one part of a split model.*--merge"),
   ],
 )
-def test_what_is_not_understood_is_refused(
+def test_unsupported_metadata_is_rejected(
   written, tmp_path, metadata, expected
 ):
   model = written("llama")[1]
@@ -263,7 +263,7 @@ def test_what_is_not_understood_is_refused(
     checkpoints.load_module(str(path))
 
 
-def test_a_file_that_is_cut_is_named(written, tmp_path):
+def test_truncated_file_error_names_the_file(written, tmp_path):
   torn = tmp_path / "torn.gguf"
   torn.write_bytes(written("llama")[0].read_bytes()[:400])
   with pytest.raises(ValueError, match=r"torn\.gguf as GGUF: .*\Z"):
@@ -271,7 +271,7 @@ def test_a_file_that_is_cut_is_named(written, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["llama-scaled", "gemma2", "qwen2-moe"])
-def test_a_part_of_a_tensor_is_that_part_of_the_whole(written, name):
+def test_tensor_slices_match_the_whole_tensor(written, name):
   source = gguf.source(str(written(name)[0]))
   for tensor in source.tensors.values():
     whole = tensor.read(())
@@ -285,7 +285,7 @@ def test_a_part_of_a_tensor_is_that_part_of_the_whole(written, name):
 
 
 @pytest.mark.parametrize("kind", gguf.KINDS)
-def test_every_type_is_dequantized_as_others_do_it(tmp_path, kind):
+def test_every_type_dequantizes_to_reference_values(tmp_path, kind):
   kind = Kind[kind]
   array = np.random.default_rng(0).normal(size=(6, 512)).astype(np.float32)
   writer = package.GGUFWriter(str(tmp_path / "x.gguf"), "llama")

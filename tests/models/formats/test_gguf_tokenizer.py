@@ -124,7 +124,7 @@ def parts(backend):
 
 
 @pytest.mark.parametrize("name", [*ORIGINALS, *ALSO])
-def test_ids_are_those_of_the_tokenizer_it_was_written_from(tmp_path, name):
+def test_ids_match_the_source_tokenizer(tmp_path, name):
   backend = trained(ALSO.get(name, name))
   tokens, kinds, merges = parts(backend)
   path = write(
@@ -144,7 +144,7 @@ def test_ids_are_those_of_the_tokenizer_it_was_written_from(tmp_path, name):
   assert sizes[ids].sum() == len(NASTY[3].encode())
 
 
-def test_words_that_are_tokens_are_not_merged_in_llama_3(tmp_path):
+def test_llama3_skips_merges_for_whole_word_tokens(tmp_path):
   tokens = ["a", "b", "c", "ab", "bc", "abc"]
   kinds = [TokenType.NORMAL] * len(tokens)
   results = {}
@@ -158,7 +158,7 @@ def test_words_that_are_tokens_are_not_merged_in_llama_3(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["gpt-2", "llama-bpe"])
-def test_texts_begin_and_end_as_the_file_says(name, tmp_path):
+def test_bos_and_eos_follow_file_settings(name, tmp_path):
   backend = trained(name)
   tokens, kinds, merges = parts(backend)
   bos, eos = map(tokens.index, SPECIAL)
@@ -211,7 +211,7 @@ def sentencepiece(folder, **values):
 PLAIN = [text for text in NASTY if text and not text[0].isspace()]
 
 
-def test_sentencepiece_ids_are_those_of_transformers(tmp_path):
+def test_sentencepiece_ids_match_transformers(tmp_path):
   path = sentencepiece(tmp_path)
   theirs = transformers.AutoTokenizer.from_pretrained(
     path.parent, gguf_file=path.name
@@ -229,7 +229,7 @@ def test_sentencepiece_ids_are_those_of_transformers(tmp_path):
   assert merged > 10
 
 
-def test_no_text_becomes_a_control_token(tmp_path):
+def test_text_never_encodes_to_a_control_token(tmp_path):
   path = write(
     tmp_path, ["<unk>", "<s>", "</s>", "▁", "<s", ">", "<", "s", "<s>s"],
     [TokenType.UNKNOWN, *[TokenType.CONTROL] * 2, *[TokenType.NORMAL] * 6],
@@ -242,7 +242,7 @@ def test_no_text_becomes_a_control_token(tmp_path):
   assert 1 not in ids
 
 
-def test_a_leading_space_is_not_the_one_that_is_added(tmp_path):
+def test_leading_spaces_survive_the_added_prefix_space(tmp_path):
   tokenizer = gguf_tokenizer.load(str(sentencepiece(tmp_path)))
   vocab = tokenizer.vocabulary()
   assert tokenizer.encode(" ") == [1, vocab["▁▁"]]
@@ -258,7 +258,7 @@ def test_a_leading_space_is_not_the_one_that_is_added(tmp_path):
   assert bare.decode(bare.encode("  the cat")) == "  the cat"
 
 
-def test_gemma_4_merges_spaces_with_bytes_for_what_is_no_token(tmp_path):
+def test_gemma4_merges_spaces_and_falls_back_to_bytes(tmp_path):
   """As Gemma's `tokenizer.json` has it: spaces are written, words never cut."""
   space = normalizers.Replace(" ", "▁")
   learner = hf.Tokenizer(hf.models.BPE())
@@ -309,7 +309,7 @@ def test_gemma_4_merges_spaces_with_bytes_for_what_is_no_token(tmp_path):
     ({"eos_token_id": 9}, "out of range"),
   ],
 )
-def test_what_is_not_supported_is_refused_in_one_line(
+def test_unsupported_tokenizers_are_rejected_in_one_line(
   tmp_path, values, expected
 ):
   defaults = dict(model="gpt2", pre="gpt-2", merges=["a b"])

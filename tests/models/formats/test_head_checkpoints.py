@@ -44,9 +44,7 @@ def read(path, name, **changes):
 
 
 @pytest.mark.parametrize("name", EAGLES)
-def test_eagles_logits_are_those_of_the_formulas_by_published_names(
-  name, tmp_path
-):
+def test_eagle_logits_match_numpy_reference(name, tmp_path):
   """In two passes through the cache, of which the second is fed back."""
   kind, reads = FORMATS[name][2:]
   directory = write(tmp_path / "head", name)
@@ -106,7 +104,7 @@ def test_p_eagle_predicts_all_depths_in_one_pass(name, tmp_path):
     )
 
 
-def test_p_eagles_mask_may_be_named_as_dflashs_is(tmp_path):
+def test_p_eagle_accepts_dflash_mask_token_key(tmp_path):
   config = {k: v for k, v in FORMATS["p_eagle"][0].items() if k != "pard_token"}
   config |= {"dflash_config": {"mask_token_id": 6}}
   head = read(tmp_path, "p_eagle", config=config)
@@ -114,9 +112,7 @@ def test_p_eagles_mask_may_be_named_as_dflashs_is(tmp_path):
 
 
 @pytest.mark.parametrize("name", [n for n in FORMATS if n.startswith("medusa")])
-def test_medusas_logits_are_those_of_the_formulas_by_published_names(
-  name, tmp_path
-):
+def test_medusa_logits_match_numpy_reference(name, tmp_path):
   tensors = {
     n.removeprefix("medusa_head."): v for n, v in FORMATS[name][1].items()
   }
@@ -141,7 +137,7 @@ def test_medusas_logits_are_those_of_the_formulas_by_published_names(
     )
 
 
-def test_the_same_key_means_another_thing_in_another_format(tmp_path):
+def test_norm_output_meaning_depends_on_the_format(tmp_path):
   """SpecForge's files of heads whose logits are normed."""
   config = {**FORMATS["specforge"][0], "norm_output": True}
   assert not read(
@@ -192,7 +188,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_understood_or_would_be_ignored_is_refused(name, tmp_path):
+def test_invalid_tensors_and_unknown_settings_are_rejected(name, tmp_path):
   for changes, message in REFUSED[name]:
     of_file = "drop" in changes or any(
       isinstance(value, np.ndarray) for value in changes.values()
@@ -201,7 +197,7 @@ def test_what_is_not_understood_or_would_be_ignored_is_refused(name, tmp_path):
       read(tmp_path, name, **(changes if of_file else {"config": changes}))
 
 
-def test_an_eagle3_may_be_narrower_than_its_target(tmp_path):
+def test_eagle3_may_be_narrower_than_its_target(tmp_path):
   """As of a 70B target, whose features are of its own width."""
   width = 6
   with mock.patch.object(published_heads, "H", width):
@@ -220,7 +216,7 @@ def test_an_eagle3_may_be_narrower_than_its_target(tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["safetensors", "bin"])
-def test_a_head_in_several_files_is_the_head_in_one(ending, tmp_path):
+def test_sharded_head_files_load_like_a_single_file(ending, tmp_path):
   whole = read(tmp_path, "eagle3")
   config, tensors, *_ = FORMATS["eagle3"]
   path = tmp_path / "parts"
@@ -245,7 +241,7 @@ def test_a_head_in_several_files_is_the_head_in_one(ending, tmp_path):
   )  # fmt: skip
 
 
-def test_medusas_file_is_a_head_without_a_configuration(tmp_path):
+def test_medusa_file_loads_without_a_config(tmp_path):
   """And counts before the weights beside it."""
   path = tmp_path / "head"
   write(path, "medusa, in its model")

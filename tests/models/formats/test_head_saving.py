@@ -211,7 +211,7 @@ def save(target, about, tmp_path):
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_a_file_has_what_its_readers_ask_for_and_is_read_as_it_was(
+def test_saved_head_has_expected_tensors_and_round_trips(
   name, about, save, tmp_path
 ):
   """Where queries have biases, that of the output is there too, and zero."""
@@ -274,7 +274,7 @@ SAID = {
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_other_programs_find_what_they_read(name, save):
+def test_saved_config_has_the_keys_other_programs_read(name, save):
   _, settings, tensors = save(name, dtype="float16")
   assert settings | SAID[name] == settings
   assert np.dtype(np.float16) in {x.dtype for x in tensors.values()}
@@ -286,7 +286,7 @@ OF_SPECULATORS = (
 
 
 @pytest.mark.parametrize("name", OF_SPECULATORS)
-def test_speculators_finds_the_target_and_what_it_validates(
+def test_speculators_config_has_verifier_and_required_fields(
   name, save, tmp_path
 ):
   _, settings, _ = save(name)
@@ -314,7 +314,7 @@ def test_speculators_finds_the_target_and_what_it_validates(
     assert (settings["block_size"], settings["mask_token_id"]) == (4, 6)
 
 
-def test_what_a_format_does_not_have_is_not_saved(target, tmp_path):
+def test_inexpressible_heads_are_not_saved(target, tmp_path):
   """Which is known before a head is trained."""
   bent = layers(num_layers=1, rope=rope(factors=(1.0, 1.5, 2.0)))
   for config, message in (

@@ -59,7 +59,7 @@ def decoding_errors(path):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_prefill_and_cached_decoding_equal_transformers(saved, name):
+def test_prefill_and_cached_decoding_match_transformers(saved, name):
   """Up to float32, in which transformers takes norms and rotations."""
   with jax.enable_x64(True):
     errors = decoding_errors(saved(name)[0])
@@ -67,7 +67,7 @@ def test_prefill_and_cached_decoding_equal_transformers(saved, name):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "neox", "llama-scaled"])
-def test_names_vary_and_buffers_and_tied_heads_are_ignored(copied, name):
+def test_renamed_tensors_buffers_and_tied_copies_are_accepted(copied, name):
   path = copied(name)
   expected = references.module_logits(loading.load(huggingface.source(path)))
 
@@ -91,7 +91,7 @@ def test_names_vary_and_buffers_and_tied_heads_are_ignored(copied, name):
 
 
 @pytest.mark.parametrize("rooted", [True, False])
-def test_scores_of_gpt2_are_scaled_as_its_file_says(tmp_path, rooted):
+def test_gpt2_attention_scaling_follows_config(tmp_path, rooted):
   settings = dict(
     scale_attn_by_inverse_layer_idx=True, scale_attn_weights=rooted
   )
@@ -106,9 +106,7 @@ def test_scores_of_gpt2_are_scaled_as_its_file_says(tmp_path, rooted):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_files_load_as_float32_and_as_themselves(
-  tmp_path, dtype
-):
+def test_half_precision_files_load_as_float32_or_unchanged(tmp_path, dtype):
   model = references.make(*MODELS["llama-grouped"][:2])
   model.to(getattr(torch, dtype)).save_pretrained(tmp_path)
   module = loading.load(huggingface.source(tmp_path))
@@ -137,7 +135,7 @@ def test_neither_torch_nor_transformers_is_imported():
   assert (run.stdout.strip(), run.returncode) == ("set()", 0), run.stderr
 
 
-def test_all_problems_with_tensors_are_in_one_error(copied):
+def test_all_tensor_problems_are_reported_in_one_error(copied):
   path = copied("llama-scaled")
 
   def edit(tensors):
@@ -167,7 +165,7 @@ def test_all_problems_with_tensors_are_in_one_error(copied):
     ("model.safetensors", b"x" * 99, ValueError, "cannot read .* as safete"),
   ],
 )
-def test_files_that_are_missing_or_damaged_are_named(
+def test_missing_or_damaged_files_are_named(
   copied, file, contents, error, message
 ):
   path = copied("gpt2")

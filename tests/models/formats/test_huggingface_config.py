@@ -28,9 +28,7 @@ GPT2_SIZES = {k: v for k, v in GPT2.items() if not k.endswith("token_id")}
     ("qwen3", SIZES | dict(num_key_value_heads=4, rope_theta=1e6)),
   ],
 )  # fmt: skip
-def test_older_and_shorter_configurations_mean_what_transformers_reads(
-  family, settings
-):
+def test_legacy_and_partial_configs_parse_like_transformers(family, settings):
   newest = references.make_config(family, settings).to_dict()
   assert "rope_theta" not in newest
   assert huggingface.config_from_json(
@@ -50,7 +48,7 @@ def test_older_and_shorter_configurations_mean_what_transformers_reads(
     ("qwen2", {"layer_types": ["sliding_attention"] * 2}, "'full_attention'"),
   ],
 )
-def test_settings_that_are_not_supported_are_errors(family, changes, message):
+def test_unsupported_settings_are_rejected(family, changes, message):
   sizes = GPT2_SIZES if family == "gpt2" else SIZES
   settings = sizes | dict(num_key_value_heads=4) | changes
   with pytest.raises(ValueError, match=message):

@@ -50,7 +50,7 @@ LLAMAS = {
 
 @pytest.mark.parametrize("name", LLAMAS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_saved_llama_is_what_it_was_here_and_in_transformers(
+def test_saved_llama_round_trips_here_and_in_transformers(
   tmp_path, name, dtype
 ):
   module, path = make_module(**LLAMAS[name]), tmp_path / "new" / "model"
@@ -77,7 +77,7 @@ def tokenizer():
   return tokenizers.train(texts, vocab_size=280)
 
 
-def test_a_tokenizer_is_saved_with_the_model(tmp_path, tokenizer):
+def test_tokenizer_is_saved_with_the_model(tmp_path, tokenizer):
   module = make_module(vocab_size=300)
   huggingface.save_llama(module, str(tmp_path), tokenizer=tokenizer)
   assert sorted(contents(tmp_path)) == [
@@ -97,14 +97,16 @@ def test_a_tokenizer_is_saved_with_the_model(tmp_path, tokenizer):
 @pytest.mark.parametrize(
   "changes", [dict(norm="layer"), dict(activation="gelu"), dict(qkv_bias=True)]
 )
-def test_what_llama_cannot_express_is_not_saved(tmp_path, changes):
+def test_models_llama_cannot_express_are_not_saved(tmp_path, changes):
   path = tmp_path / "model"
   with pytest.raises(ValueError, match="Llama's format cannot express"):
     huggingface.save_llama(make_module(**changes), str(path))
   assert not path.exists()
 
 
-def test_an_interrupted_replacement_is_no_checkpoint(tmp_path, monkeypatch):
+def test_interrupted_overwrite_leaves_no_valid_checkpoint(
+  tmp_path, monkeypatch
+):
   huggingface.save_llama(make_module(), str(tmp_path))
 
   def refuse(self, target):

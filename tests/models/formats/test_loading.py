@@ -45,7 +45,9 @@ def live():
 
 @pytest.mark.parametrize("on_mesh", [False, True])
 @pytest.mark.parametrize("how", [INT8, "published"])
-def test_a_model_is_never_whole_in_float32(path, how, on_mesh, monkeypatch):
+def test_loading_never_holds_the_whole_model_in_float32(
+  path, how, on_mesh, monkeypatch
+):
   load(path, how, on_mesh)  # what is traced and compiled stays
   gc.collect()
   real, most, before = weights.part, [0], live()
@@ -81,7 +83,7 @@ def test_a_model_is_never_whole_in_float32(path, how, on_mesh, monkeypatch):
   assert peak < stored + whole / 4
 
 
-def test_weights_are_rounded_to_the_same_as_after_loading(path):
+def test_quantizing_while_loading_matches_quantizing_after(path):
   form = Quantization(dtype="int4", group=32)
   expected = down(load(path, None, False).quantize(form).params["layers"][3])
   alone, on_mesh = (load(path, form, on_mesh) for on_mesh in (False, True))

@@ -117,7 +117,7 @@ EXACT = 2e-5  # float32, in which transformers takes norms and rotations
 
 
 @pytest.mark.parametrize("name", ORACLES)
-def test_a_head_says_what_transformers_says(copied, name):
+def test_head_matches_transformers(copied, name):
   """Of the target's states, and of its own state through the cache."""
   path = copied(name)
   theirs = with_theirs(path)
@@ -149,7 +149,7 @@ def test_a_head_says_what_transformers_says(copied, name):
       assert references.relative_error(ours, wanted) < EXACT
 
 
-def test_drafts_of_a_text_that_goes_on_are_those_of_transformers(copied):
+def test_single_layer_drafts_match_transformers_after_rejections(copied):
   """Of its head applied again and again to all pairs, in rounds that reject."""
   path = copied("deepseek")
   theirs = with_theirs(path)
@@ -168,9 +168,7 @@ def test_drafts_of_a_text_that_goes_on_are_those_of_transformers(copied):
 @pytest.mark.parametrize(
   "name", ["deepseek", pytest.param("mimo", marks=pytest.mark.slow)]
 )
-def test_several_layers_draft_as_transformers_in_rounds_that_reject(
-  copied, name
-):
+def test_multilayer_drafts_match_transformers_after_rejections(copied, name):
   """Each read whole for every law, at transformers' positions."""
   path, num_depths = copied(name), 3
   theirs = with_theirs(path, num_depths=num_depths)
@@ -231,7 +229,7 @@ def rounds_of_drafts(path, laws, depth, lengths):
   assert 0 in accepted
 
 
-def test_a_head_says_what_a_slow_forward_says(dense):
+def test_head_matches_numpy_reference(dense):
   path, tensors = dense
   network, head = loaded(path)
   theirs = references.read(path, dtype=torch.float64)
@@ -259,7 +257,7 @@ def test_a_head_says_what_a_slow_forward_says(dense):
 
 
 @pytest.mark.parametrize("edit", [lambda tensors: None, fuse_experts])
-def test_a_head_with_a_mixture_has_its_files_experts(copied, edit):
+def test_mixture_head_loads_experts_from_its_files(copied, edit):
   path = copied("qwen3-5-moe")
   tensors = mtp_heads.add(path, MODELS["qwen3-5-moe"][1])
   references.edit_tensors(path, edit)
@@ -272,7 +270,7 @@ def test_a_head_with_a_mixture_has_its_files_experts(copied, edit):
     np.testing.assert_array_equal(getattr(mlp.shared, name)[...], wanted)
 
 
-def test_what_should_be_the_targets_arrays_must_be(copied):
+def test_head_accepts_copies_of_target_arrays(copied):
   """DeepSeek-V3's files hold its embedding and projection once more."""
   path = copied("deepseek")
 
@@ -289,7 +287,7 @@ def test_what_should_be_the_targets_arrays_must_be(copied):
   )
 
 
-def test_a_head_alone_is_the_one_in_its_targets_files(dense, tmp_path):
+def test_standalone_head_matches_the_one_in_target_files(dense, tmp_path):
   """In speculators' form, of which names alone are others."""
   path, tensors = dense
   names = mtp_format.SPECULATORS.modules

@@ -26,7 +26,7 @@ def theirs(blocks, scales):
   ).numpy()
 
 
-def test_numbers_are_those_of_transformers():
+def test_dequantized_values_match_transformers():
   blocks, scales = packed(np.random.default_rng(0), 3, 6, 2)
   scales[0, 0] = 20, 230  # very small and very large ones
   blocks[1, 0, 0, :2], scales[1, 0, 0] = (0x7F, 0xA1), 128
@@ -44,7 +44,7 @@ def test_numbers_are_those_of_transformers():
   np.testing.assert_array_equal(made.read(part), whole[part])
 
 
-def test_a_gpt_oss_as_released_has_the_logits_of_its_numbers(tmp_path):
+def test_released_gpt_oss_logits_match_dequantized_weights(tmp_path):
   family, settings, _ = MODELS["gpt-oss"]
   model = references.make(family, settings | dict(intermediate_size=32))
   model.save_pretrained(tmp_path)

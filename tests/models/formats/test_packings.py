@@ -70,7 +70,7 @@ def check_values(path, expected):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_weights_are_those_of_the_definition_to_the_last_bit(name, written):
+def test_dequantized_weights_match_definition_bit_for_bit(name, written):
   path, expected, _ = written(name)
   check_values(path, expected)
   source = huggingface.source(str(path))
@@ -80,7 +80,7 @@ def test_weights_are_those_of_the_definition_to_the_last_bit(name, written):
   np.testing.assert_array_equal(tensor.read(some), whole[some])
 
 
-def test_zero_points_are_of_the_group_that_has_them(tmp_path):
+def test_zero_points_apply_only_to_their_config_group(tmp_path):
   """Groups of a configuration may differ in their symmetry alone."""
   way = dict(num_bits=4, strategy="group", group_size=32)
   how = compressed("pack-quantized", **way)
@@ -91,7 +91,7 @@ def test_zero_points_are_of_the_group_that_has_them(tmp_path):
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_a_projection_before_the_layers_may_be_whole(packed, copied):
+def test_projection_outside_layers_may_be_unquantized(packed, copied):
   """Of Gemma 4's embeddings by layer."""
   path = copied("gemma4")
   pack, how, _ = PUBLISHED["float"]
@@ -103,7 +103,7 @@ def test_a_projection_before_the_layers_may_be_whole(packed, copied):
   assert note.endswith("" if packed else rest)
 
 
-def test_blocks_of_eight_bits_are_those_of_transformers():
+def test_fp8_blocks_match_transformers():
   rng = np.random.default_rng(0)
   numbers = packing.floats(rng, (64, 96))
   scales = rng.uniform(1e-3, 2e-3, (2, 3)).astype(np.float32)
@@ -143,7 +143,7 @@ def kept_as(path, form):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_format_holds_the_numbers_as_they_are_published(name, written):
+def test_published_weights_are_kept_without_requantizing(name, written):
   path, expected, form = written(name)
   source = huggingface.source(str(path))
   actual, words = held(source)
@@ -166,7 +166,7 @@ def test_a_format_holds_the_numbers_as_they_are_published(name, written):
 
 
 @pytest.mark.parametrize("name", ["packed", "awq", "fp8", "float"])
-def test_what_is_held_says_what_the_dequantized_model_says(name, written):
+def test_kept_weights_match_dequantized_model_outputs(name, written):
   path, _, form = written(name)
   text, logits = greedy(loading.load(huggingface.source(str(path))))
   actual, other = greedy(kept_as(path, registry.weights(form)))
@@ -175,7 +175,7 @@ def test_what_is_held_says_what_the_dequantized_model_says(name, written):
 
 
 @pytest.mark.parametrize("name", ["packed-zero-points", "fp8"])
-def test_experts_are_held_as_they_are_published(name, tmp_path):
+def test_experts_are_kept_as_published(name, tmp_path):
   pack, how, _ = PUBLISHED[name]
   expected = packing.write(tmp_path, pack, how, family="qwen3_moe")
   kind = "fp8" if name == "fp8" else "int8"
@@ -207,7 +207,7 @@ def test_experts_are_held_as_they_are_published(name, tmp_path):
 
 
 @pytest.mark.parametrize("kept", [(), ("down_proj",)])
-def test_biases_and_projections_left_out_are_as_they_are(kept, tmp_path):
+def test_biases_and_unquantized_projections_load_unchanged(kept, tmp_path):
   pack, how, form = PUBLISHED["gptq"]
   expected = packing.write(tmp_path, pack, how, family="qwen2", kept=kept)
   check_values(tmp_path, expected)
@@ -244,7 +244,7 @@ def test_biases_and_projections_left_out_are_as_they_are(kept, tmp_path):
      "transform_config of .* must be {}"),
   ],
 )  # fmt: skip
-def test_a_setting_that_is_not_known_is_refused_by_name(how, message):
+def test_unsupported_quantization_settings_are_rejected_by_name(how, message):
   settings = packing.model().config.to_dict() | {"quantization_config": how}
   with pytest.raises(ValueError, match=message):
     huggingface.translate(settings)
@@ -275,7 +275,7 @@ def broken(tmp_path, pack, how, edit):
     ("fp8", lambda p: p.update(weight_scale_inv=None), "expected one of"),
   ],
 )  # fmt: skip
-def test_parts_that_do_not_go_together_are_refused(
+def test_inconsistent_quantized_tensors_are_rejected(
   name, edit, message, tmp_path
 ):
   pack, how, _ = PUBLISHED[name]

@@ -16,7 +16,7 @@ class Hostile:
     return (open, (self.path, "w"))
 
 
-def test_a_file_that_would_run_code_is_refused_and_runs_none(tmp_path):
+def test_malicious_pickle_is_rejected_without_running(tmp_path):
   path, made = tmp_path / "x.pt", tmp_path / "made"
   torch.save({"a": Hostile(made)}, path)
   with pytest.raises(ValueError, match=r"cannot read .*Weights only load fail"):

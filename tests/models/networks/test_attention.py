@@ -46,7 +46,7 @@ def _slowly(q, keys, values, mask):
 @pytest.mark.parametrize(
   ("batch", "fed"), [(1, 1), (1, 3), (2, 1), (2, 3)], ids=str
 )
-def test_few_queries_attend_as_each_by_itself(batch, fed, kv_heads):
+def test_few_queries_match_naive_attention(batch, fed, kv_heads):
   """One query of one row is multiplied in another order than several."""
   problem = _problem(fed, 9, batch=batch, kv_heads=kv_heads)
   np.testing.assert_allclose(
@@ -55,14 +55,14 @@ def test_few_queries_attend_as_each_by_itself(batch, fed, kv_heads):
 
 
 @pytest.mark.parametrize("fed", [5, 4 * attention._QUERIES + 1])
-def test_prompts_of_any_length_attend_as_each_query_by_itself(fed):
+def test_prompts_of_any_length_match_naive_attention(fed):
   problem = _problem(fed, fed + 7)
   np.testing.assert_allclose(
     jax.jit(attend)(*problem), _slowly(*problem), atol=2e-5
   )
 
 
-def test_no_scores_of_more_queries_than_a_block_are_ever_there():
+def test_full_score_matrix_is_never_materialized():
   fed = 16 * attention._QUERIES
   q, k, v, mask = _problem(fed, fed)
   compiled = jax.jit(attend).lower(q, k, v, mask).compile()
@@ -136,7 +136,7 @@ TREE = k_ary(2, 2).ancestors
 )
 @pytest.mark.parametrize("form", ["in_turn", "at_once"])
 @pytest.mark.usefixtures("small_blocks")
-def test_slots_are_attended_to_as_each_query_sees_them(
+def test_blockwise_cache_attention_matches_naive_attention(
   form, fed, mask, window, layers, request
 ):
   """Texts that end before, in and at the end of a block, one empty but for M.
@@ -156,7 +156,7 @@ def test_slots_are_attended_to_as_each_query_sees_them(
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_many_queries_attend_to_slots_as_each_by_itself():
+def test_many_queries_over_cache_match_naive_attention():
   fed = 4 * attention._QUERIES + 1
   q, new, buffers, sees, dense = _cached(fed, [3, 20], slots=fed + 22)
   out = jax.jit(attend_slots)(q, new, buffers, sees)
@@ -166,9 +166,7 @@ def test_many_queries_attend_to_slots_as_each_by_itself():
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=str)
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.usefixtures("small_blocks")
-def test_a_row_is_bit_for_bit_the_same_beside_longer_and_shorter_ones(
-  dtype, window
-):
+def test_row_is_bitwise_independent_of_other_row_lengths(dtype, window):
   """Longer rows only add blocks in which this one sees nothing."""
   lengths = [9, 0, 1, 8, 16, 31, 36]
 
@@ -187,7 +185,7 @@ def test_a_row_is_bit_for_bit_the_same_beside_longer_and_shorter_ones(
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=str)
 @pytest.mark.parametrize("fed", [1, 8])
 @pytest.mark.usefixtures("at_once")
-def test_programs_that_read_more_slots_at_once_give_the_same_bits(fed, dtype):
+def test_reading_more_slots_gives_bitwise_equal_results(fed, dtype):
   """So a longer neighbor, for which they do, changes nothing."""
   width = attention._SLOTS["default"]
   q, new, buffers, sees, _ = _cached(
@@ -207,7 +205,7 @@ def test_programs_that_read_more_slots_at_once_give_the_same_bits(fed, dtype):
 
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.usefixtures("small_blocks")
-def test_blocks_that_no_row_sees_are_not_read(window):
+def test_blocks_invisible_to_every_row_are_not_read(window):
   """A value that is read would be felt: 0 x NaN is NaN."""
   q, new, buffers, sees, dense = _cached(2, [18, 22], window=window)
   expected = _slowly(q, *buffers, dense)
@@ -226,7 +224,7 @@ def test_blocks_that_no_row_sees_are_not_read(window):
   [([9, 38], None, (0, 16)), ([30, 2], 5, (24, 32)), ([9, 38], 5, (0, 16))],
 )
 @pytest.mark.usefixtures("small_blocks")
-def test_the_text_of_an_idle_row_is_not_read(lengths, window, blocks):
+def test_idle_row_cache_is_not_read(lengths, window, blocks):
   """Beside one that is asked for, which gets what it would, to the bit."""
   q, new, buffers, sees, _ = _cached(
     1, lengths, window=window, idle=[False, True]

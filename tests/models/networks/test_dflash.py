@@ -50,7 +50,7 @@ def reference(features, newest, *sees):
   return (states(features, newest, *sees) @ OUTPUT.T)[1:]
 
 
-def test_a_block_is_the_formulas_by_published_names(head):
+def test_block_logits_match_numpy_reference(head):
   """Of rows of two lengths, read in two parts, of which blocks were said."""
   assert head.kind == "dflash"
   assert head.features == (2, 5, 7)  # what comes out of layers 1, 4 and 6
@@ -79,7 +79,7 @@ SPECULATORS = dict(
 )  # fmt: skip
 
 
-def test_a_block_of_speculators_has_words_of_its_own(head, tmp_path):
+def test_speculators_block_uses_its_own_draft_vocabulary(head, tmp_path):
   """Layers are numbered by what they are given; nothing was read yet."""
   directory = write(tmp_path / "few", config=SPECULATORS, **WORDS)
   assert head_checkpoints.is_head(directory)
@@ -110,7 +110,7 @@ OF_DFLASH = lambda **changes: CHANGED(
     (OF_DFLASH(causal="yes"), "causal must be true or false"),
   ],
 )
-def test_what_is_not_understood_is_an_error(changes, message, tmp_path):
+def test_invalid_checkpoints_are_rejected(changes, message, tmp_path):
   directory = write(tmp_path / "head", **changes)
   assert head_checkpoints.is_head(directory)
   with pytest.raises(ValueError, match=message):
@@ -118,7 +118,7 @@ def test_what_is_not_understood_is_an_error(changes, message, tmp_path):
 
 
 @pytest.mark.parametrize("form", ["native", "causal", "both ways"])
-def test_layers_with_a_window_see_what_their_format_means(form, tmp_path):
+def test_windowed_layers_follow_their_formats_mask(form, tmp_path):
   """The first of two layers has one, of four tokens."""
   slides = dict(
     sliding_window=4, use_sliding_window=True,
@@ -160,7 +160,7 @@ def test_layers_with_a_window_see_what_their_format_means(form, tmp_path):
     (dict(dflash_config=CONFIG["dflash_config"] | {"causal_head": True}), 3),
   ],
 )
-def test_a_causal_block_by_any_of_its_names(where, count, tmp_path):
+def test_causal_block_is_recognized_under_any_key(where, count, tmp_path):
   """After some features or none."""
   config = CONFIG | where
   head = head_checkpoints.load(write(tmp_path / "h", config=config), TARGET)
@@ -247,7 +247,7 @@ def markov_step(kind, tensors, hidden, token, state):
 
 
 @pytest.mark.parametrize("kind", OF_KIND)
-def test_dsparks_distributions_follow_the_tokens_before(kind, tmp_path):
+def test_dspark_logits_condition_on_previous_tokens(kind, tmp_path):
   tensors = MARKOV | SURE | of_kind(kind)
   config = DEEPSPEC | dict(markov_head_type=kind)
   folder = write(tmp_path / "h", config=config, **tensors)
@@ -287,7 +287,7 @@ def test_dsparks_distributions_follow_the_tokens_before(kind, tmp_path):
   ["rnn", *(pytest.param(kind, marks=pytest.mark.slow)
             for kind in ("vanilla", "gated"))],
 )  # fmt: skip
-def test_a_round_of_every_markov_head_has_the_targets_law(kind, x64):
+def test_markov_head_rounds_match_target_distribution(kind, x64):
   """Of a random head, summed over all drafts."""
   layers = llama_config(
     vocab_size=3, embed_dim=4, num_layers=1, num_heads=2, num_kv_heads=1,
@@ -319,7 +319,7 @@ def test_a_round_of_every_markov_head_has_the_targets_law(kind, x64):
       assert error < 1e-10, (kind, rule)
 
 
-def test_specforges_settings_say_the_same_head(tmp_path):
+def test_specforge_settings_load_the_same_head(tmp_path):
   """Which may read the embedding, and have copies of the target's arrays."""
   every = MARKOV | SURE | {
     "embed_tokens.weight": TARGET.embedding, "lm_head.weight": OUTPUT,
@@ -336,7 +336,7 @@ def test_specforges_settings_say_the_same_head(tmp_path):
   assert theirs.features == ours.features == (0, 5, 7)
 
 
-def test_a_dspark_of_speculators_may_begin_after_the_newest_token(tmp_path):
+def test_speculators_dspark_may_start_after_the_anchor(tmp_path):
   """And its confidence may read the hidden state alone."""
   few = {
     "markov_head.markov_w2.weight": random(len(IDS), RANK),
@@ -379,7 +379,7 @@ def test_a_dspark_of_speculators_may_begin_after_the_newest_token(tmp_path):
      "attention_mode must be 'gqa', got 'mla'"),
   ],
 )  # fmt: skip
-def test_what_of_dspark_is_not_read_is_refused_by_its_name(
+def test_unsupported_dspark_settings_are_rejected_by_name(
   config, message, tmp_path
 ):
   folder = write(tmp_path / "h", config=config, **MARKOV, **SURE)

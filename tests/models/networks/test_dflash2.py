@@ -99,7 +99,7 @@ def selected(hidden, before, cap):
 
 
 @pytest.mark.parametrize(("cap", "tensors"), [(CAP, TENSORS), (0, NAMED)])
-def test_a_block_is_the_formulas_by_published_names(cap, tensors, tmp_path):
+def test_block_logits_match_numpy_reference(cap, tensors, tmp_path):
   """Of two rows of two lengths; tokens before need not be candidates."""
   config = OF(final_logit_softcapping=cap)
   head = load(tmp_path / "h", config=config, tensors=tensors)
@@ -124,7 +124,7 @@ def test_a_block_is_the_formulas_by_published_names(cap, tensors, tmp_path):
         )
 
 
-def test_a_saved_head_has_the_published_names(tmp_path):
+def test_saved_head_has_published_tensor_names(tmp_path):
   head = load(tmp_path / "h")
   head_saving.save(
     head.module, str(tmp_path / "again"), features=head.features,
@@ -156,7 +156,7 @@ WITHOUT = {k: v for k, v in OF_HEAD.items() if k != "selector_top_k"}
     ),
   ],
 )  # fmt: skip
-def test_what_is_not_read_is_refused_by_its_name(config, message, tmp_path):
+def test_unsupported_settings_are_rejected_by_name(config, message, tmp_path):
   with pytest.raises(ValueError, match=message):
     load(tmp_path / "h", config=config)
 
@@ -164,7 +164,7 @@ def test_what_is_not_read_is_refused_by_its_name(config, message, tmp_path):
 @pytest.mark.parametrize(
   ("said", "both_ways"), [({"is_causal": False}, True), ({}, False)]
 )
-def test_a_block_with_windows_is_causal_unless_it_says_not(said, both_ways):
+def test_windowed_block_is_causal_by_default(said, both_ways):
   config = {k: v for k, v in CONFIG.items() if k != "is_causal"} | said
   shape = head_checkpoints.shape(config, TARGET)
   assert shape.config.causal_windows is not both_ways

@@ -52,7 +52,7 @@ HEADS = {
   [("dflash", None), ("dflash", 5), ("jetspec", None), ("dspark", 5),
    ("dflash2", None)],
 )  # fmt: skip
-def test_a_block_is_the_one_that_would_be_drafted_there(kind, words):
+def test_training_blocks_match_drafted_blocks(kind, words):
   """By the shipped model with its cache, which read what stands before it."""
   module = head_shapes.make(HEADS[kind](words), rngs=nnx.Rngs(1))
   # Large weights: laws that differ, attention that looks somewhere.

@@ -12,9 +12,7 @@ TOKENS = np.array([[2, 7, 5, 1, 11]])
 
 
 @pytest.mark.parametrize("name", ["eagle3", "speculators 0.9"])
-def test_two_children_of_one_node_stand_at_one_position_and_do_not_meet(
-  name, tmp_path
-):
+def test_siblings_share_a_position_without_seeing_each_other(name, tmp_path):
   head = head_checkpoints.load(write(tmp_path / "head", name), TARGET)
   model, params = as_feature_model(head.module)
   hidden = RNG.standard_normal((1, 3, H)).astype(np.float32)

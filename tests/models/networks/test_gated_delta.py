@@ -183,7 +183,7 @@ def errors(*, chain=False, more=0):
   ("chain", "more", "piece"),
   [(False, 0, 64), (True, 0, 64), (True, 3, 3), (False, 3, 64)],
 )
-def test_a_tree_says_what_the_recurrence_says_along_each_path(
+def test_tree_pass_matches_recurrence_along_each_path(
   monkeypatch, chain, more, piece
 ):
   monkeypatch.setattr(gated_delta, "_CHUNK", piece)
@@ -197,9 +197,7 @@ DOCUMENTS = np.array(
 
 
 @pytest.mark.parametrize("piece", [4, 64])
-def test_a_whole_text_says_what_the_recurrence_says_of_each_document(
-  monkeypatch, piece
-):
+def test_packed_documents_match_separate_recurrences(monkeypatch, piece):
   monkeypatch.setattr(gated_delta, "_CHUNK", piece)
   module = layer()
   graphdef, params = nnx.split(module)
@@ -229,7 +227,7 @@ def test_a_whole_text_says_what_the_recurrence_says_of_each_document(
 
 
 @pytest.mark.parametrize("keys", ["random", "equal"])
-def test_systems_are_inverted_as_exactly_as_they_are_substituted(keys):
+def test_triangular_inverse_is_backward_stable(keys):
   """Equal keys at full strength, where powers of the system are 10^17."""
   rng, fed = np.random.default_rng(0), 64
   k = rng.normal(size=(4, fed, 16))
@@ -249,7 +247,7 @@ def test_systems_are_inverted_as_exactly_as_they_are_substituted(keys):
   assert np.abs(whole @ actual - np.eye(fed)).max() < 1e-5
 
 
-def test_numbers_that_are_none_reach_those_below_them_alone():
+def test_nan_inputs_reach_only_descendant_nodes():
   graphdef, params = nnx.split(layer())
   tree = np.array(
     [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]], bool

@@ -113,14 +113,14 @@ def ordered(cases):
   return cases[True], cases[True].run()
 
 
-def test_every_step_says_what_transformers_says(cases, ordered):
+def test_every_draft_step_matches_transformers(cases, ordered):
   """Its norms and its softmax are float32 whatever the model is."""
   case, run = ordered
   assert case.error(run) < 1e-5
   assert cases[False].error(cases[False].run()) < 1e-5
 
 
-def test_what_is_not_seen_changes_nothing_and_nan_is_of_its_row(ordered):
+def test_stale_slots_are_ignored_and_nan_stays_in_its_row(ordered):
   """Also where nothing is seen yet: the text is one token."""
   case, run = ordered
   length = jnp.asarray([13, 8, 0], jnp.int32)

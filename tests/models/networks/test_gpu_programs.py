@@ -33,7 +33,9 @@ def for_gpus(function, *arguments) -> str:
 @pytest.mark.parametrize(
   "changes", [{}, described.GEMMA], ids=["llama", "gemma"]
 )
-def test_a_pass_has_no_loop_and_copies_no_weight(unroll, changes, monkeypatch):
+def test_forward_pass_has_no_loop_and_copies_no_weights(
+  unroll, changes, monkeypatch
+):
   monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
   config = described.alter(CONFIG, **changes)
   module = Transformer(config, rngs=nnx.Rngs(0))
@@ -59,7 +61,7 @@ def test_a_pass_has_no_loop_and_copies_no_weight(unroll, changes, monkeypatch):
   assert not sliced & {x.shape for x in jax.tree.leaves(params)}
 
 
-def test_rounds_are_one_loop():
+def test_decoding_rounds_lower_to_one_loop():
   model, params = as_language_model(Transformer(CONFIG, rngs=nnx.Rngs(0)))
   drafter = drafters.model(model, tree=tree.chain(2), vocab_size=64)
   decoder = specjax.make_decoder(model, drafter=drafter)

@@ -118,7 +118,7 @@ def after_three_rounds(decoder, params):
   return state, expected
 
 
-def test_no_rule_is_left_out():
+def test_every_lossless_rule_is_covered():
   every = map(rules.get, rules.RULES)
   summed = {r.name for r in every if r.lossless and not r.with_noise}
   assert {*DRAWN} == summed
@@ -131,7 +131,7 @@ def test_no_rule_is_left_out():
     for rule in DRAWN
   ],
 )
-def test_a_round_has_the_targets_law(rule):
+def test_round_output_matches_target_distribution(rule):
   tree, siblings = DRAWN[rule]
   decoder, params = decoder_of(tree, rule, siblings=siblings)
   state, expected = after_three_rounds(decoder, params)
@@ -150,7 +150,7 @@ def test_a_round_has_the_targets_law(rule):
     pytest.param(TREE, "traversal", 2, marks=pytest.mark.slow),
   ],
 )
-def test_a_round_with_an_mtp_head_has_the_targets_law(tree, rule, num_depths):
+def test_mtp_round_output_matches_target_distribution(tree, rule, num_depths):
   model = stacked.as_language_model(
     hybrid().config, dtype=jnp.float64, features=(FINAL,)
   )
@@ -218,7 +218,9 @@ def error_of_rows(state):
   ("tree", "scanned"),
   [(TREE, True), pytest.param(chain(3), False, marks=pytest.mark.slow)],
 )
-def test_ragged_rows_are_read_refilled_and_go_on(monkeypatch, tree, scanned):
+def test_ragged_refilled_and_extended_rows_match_full_forward(
+  monkeypatch, tree, scanned
+):
   """A row's laws are its text's, with any past and any neighbors."""
   monkeypatch.setattr(prefill, "_CHUNK", 4)  # of prompts; rows end apart
   monkeypatch.setattr(gated_delta, "_CHUNK", 3)  # of those
@@ -244,7 +246,7 @@ def test_ragged_rows_are_read_refilled_and_go_on(monkeypatch, tree, scanned):
   assert error_of_rows(state) < 1e-10
 
 
-def test_a_text_that_goes_on_near_the_buffers_end_is_read():
+def test_row_extended_near_buffer_end_matches_full_forward():
   """No window of states begins before what they hold."""
   decoder, params = decoder_of(chain(2), "token", with_log_probs=True)
   prompt = np.random.default_rng(3).integers(0, VOCAB, (1, 20))
@@ -264,7 +266,7 @@ def test_a_text_that_goes_on_near_the_buffers_end_is_read():
 
 
 @pytest.mark.slow
-def test_a_row_begins_anew_or_with_all_of_its_text():
+def test_admission_reuses_all_or_none_of_a_row():
   """States in between are gone: such a row ends, and says so."""
   decoder, params = decoder_of(chain(2), "token", with_log_probs=True)
   prompt = np.array([1, 0, 1, 1, 0, 1])
@@ -302,14 +304,14 @@ def drafting_with_states(scale):
   return decoder, specjax.Params(target=target, draft=draft)
 
 
-def test_a_round_that_a_draft_with_states_proposes_has_the_targets_law():
+def test_recurrent_draft_round_matches_target_distribution():
   decoder, params = drafting_with_states(0.5)
   state, _ = after_three_rounds(decoder, params)
   accepted = state.counters.rank_accepted[0, 0]
   assert 0 < accepted < state.counters.num_drafted[0] - 0.01
 
 
-def test_a_draft_with_states_says_what_its_text_says(monkeypatch):
+def test_recurrent_self_draft_is_accepted_after_rollbacks(monkeypatch):
   """Also after tokens are taken back: all of the target's own is accepted."""
   monkeypatch.setattr(prefill, "_CHUNK", 4)
   decoder, params = drafting_with_states(1.0)
@@ -325,7 +327,7 @@ def test_a_draft_with_states_says_what_its_text_says(monkeypatch):
   np.testing.assert_allclose(counters.rank_accepted[:, 0], counters.num_drafted)
 
 
-def test_what_takes_passes_back_is_refused():
+def test_unsupported_recurrent_rollbacks_are_rejected():
   model, _ = as_language_model(hybrid())
   with pytest.raises(ValueError, match="draft with a model without them"):
     drafters.model(model, tree=TREE, vocab_size=VOCAB)

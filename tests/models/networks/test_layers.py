@@ -20,7 +20,7 @@ X = jax.random.normal(jax.random.key(0), (2, 3, 5))
 
 
 @pytest.mark.parametrize("rows", [X, X[:1, :1], X[:2, :1], X[:1, :2]])
-def test_a_projection_has_a_row_for_each_output(rows):
+def test_projection_has_one_row_per_output_until_transposed(rows):
   linear = layers.Linear(5, 4, True, jnp.float32, nnx.Rngs(0))
   linear.bias[...] = jnp.arange(4.0)
   assert linear.weight.shape == (4, 5)
@@ -35,7 +35,7 @@ def test_a_projection_has_a_row_for_each_output(rows):
     np.testing.assert_allclose(linear(rows), expected, atol=1e-6)
 
 
-def test_a_projection_computes_in_its_own_type():
+def test_projection_computes_in_its_own_dtype():
   """Of inputs and parameters of any type."""
   linear = layers.Linear(5, 4, True, jnp.bfloat16, nnx.Rngs(0))
   linear.weight = nnx.Param(linear.weight[...].astype(jnp.float32))
@@ -70,7 +70,7 @@ DELTA = dataclasses.replace(
   ],
   ids=["biases", "int8", "int4", "fp4", "gemma4"],
 )
-def test_a_layer_of_fused_products_computes_the_same(
+def test_fused_projections_match_separate_ones(
   changes, how, products, monkeypatch
 ):
   """Up to rounding: sums may be taken in another order."""
@@ -100,7 +100,7 @@ def test_a_layer_of_fused_products_computes_the_same(
   assert [x.weight[...].shape[0] for x in fused] == products
 
 
-def test_projections_of_several_forms_stay_apart(monkeypatch):
+def test_differently_quantized_projections_are_not_fused(monkeypatch):
   monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
   config = described.alter(SMALL, num_layers=1)
   layer = Transformer(config, rngs=nnx.Rngs(0)).layers[0]
@@ -114,7 +114,7 @@ def test_projections_of_several_forms_stay_apart(monkeypatch):
   assert not hasattr(layer.mlp, "gate")
 
 
-def test_weights_of_a_token_leave_out_experts_that_it_is_not_given():
+def test_active_weights_exclude_unselected_experts():
   config = llama_config(
     vocab_size=7, embed_dim=32, num_layers=3, num_heads=4, num_kv_heads=2,
     head_dim=8, mlp_dim=48, max_positions=99,

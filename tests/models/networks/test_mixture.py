@@ -99,7 +99,7 @@ def error(actual, expected) -> float:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_form_is_the_slow_one(family):
+def test_every_expert_form_matches_naive_reference(family):
   with jax.enable_x64(True):
     modules = [made(family, jnp.float64, form) for form in expert_forms.FORMS]
     expected = slowly(modules[0], X.reshape(-1, D)).reshape(X.shape)
@@ -121,7 +121,7 @@ def same_bits(a, b):
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("form", expert_forms.FORMS)
-def test_no_bit_of_a_row_depends_on_its_neighbors(form, dtype):
+def test_rows_are_bitwise_independent_of_their_neighbors(form, dtype):
   """Other rows' tokens change, and with them every expert's share; also NaN."""
   module = made("qwen2", dtype, form, WIDE)
   rng = np.random.default_rng(0)
@@ -139,7 +139,7 @@ def test_no_bit_of_a_row_depends_on_its_neighbors(form, dtype):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_experts_one_by_one_give_a_token_the_same_bits_in_any_pass(dtype):
+def test_pairs_form_is_bitwise_independent_of_pass_size(dtype):
   """In passes of 1, 3 and 20 tokens, given what the router says."""
   module = made("mixtral", dtype, "pairs", WIDE)
   rng = np.random.default_rng(0)
@@ -158,7 +158,7 @@ def _experts(module, x, chosen, weights):
   )
 
 
-def test_the_forms_have_the_same_gradients():
+def test_expert_forms_have_equal_gradients():
   results = []
   for form in expert_forms.FORMS:
     graph, state = nnx.split(made("qwen2", jnp.float32, form))
@@ -173,7 +173,7 @@ def test_the_forms_have_the_same_gradients():
 
 
 @pytest.mark.parametrize("form", expert_forms.FORMS)
-def test_experts_of_all_layers_are_used_where_they_lie(form):
+def test_stacked_experts_are_indexed_by_layer(form):
   """As a scan over layers has them, which would copy what it slices out."""
   module, x = made("gpt-oss", jnp.float32, form), jnp.asarray(X, jnp.float32)
   expected = run(module, x)
@@ -188,7 +188,7 @@ def test_experts_of_all_layers_are_used_where_they_lie(form):
   assert wrong[1] < 1e-5 < 0.03 < min(wrong[0], wrong[2])
 
 
-def test_another_input_may_be_what_the_router_reads():
+def test_router_can_read_a_separate_input():
   module, x = made("gemma4", jnp.float32), jnp.asarray(X, jnp.float32)
   other = jnp.flip(x, 0)
   chosen, weights = module.router(other.reshape(-1, D))
@@ -245,7 +245,7 @@ _EIGHT_DEVICES = """
 """
 
 
-def test_experts_cut_over_devices_are_the_whole_ones():
+def test_sharded_experts_match_unsharded_ones():
   """By width and by expert, rows over 'data' mapped as the loop maps them."""
   outcomes = json.loads(several.printed(_EIGHT_DEVICES))
   for how, (wrong, cut, gathers) in outcomes.items():
@@ -254,7 +254,7 @@ def test_experts_cut_over_devices_are_the_whole_ones():
     assert not gathers, how
 
 
-def test_how_experts_are_cut():
+def test_cut_by_chooses_the_expert_sharding_axis():
   of = lambda count, width: dataclasses.replace(
     Mixture(**SIZES), num_experts=count, num_chosen=1, expert_dim=width
   )

@@ -15,7 +15,7 @@ CONFIG = llama_config(
 )  # fmt: skip
 
 
-def test_a_switch_feeds_back_states_before_their_norm():
+def test_unnormed_head_feeds_back_pre_norm_states():
   config = config_of(CONFIG, num_depths=2)
   said = {}
   for normed in (True, False):

@@ -42,7 +42,7 @@ def by_definition(weight, dtype, group):
 
 @pytest.mark.parametrize("group", [None, 32])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_quantized_values_are_those_of_the_types_definition(dtype, group):
+def test_quantized_values_match_dtype_definition(dtype, group):
   weight = RNG.standard_normal((5, 64)).astype(np.float32)
   weight[1] *= 1e-3
   weight[2] = 0
@@ -62,7 +62,7 @@ def test_quantized_values_are_those_of_the_types_definition(dtype, group):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
-def test_products_are_those_with_the_dequantized_weights(dtype, monkeypatch):
+def test_products_match_dequantized_weights(dtype, monkeypatch):
   monkeypatch.setattr(linear, "_CHUNK", 2 * 64)  # three of two outputs
   weight = RNG.standard_normal((6, 64)).astype(np.float32)
   x = 30 * RNG.standard_normal((3, 64)).astype(np.float32)
@@ -85,7 +85,7 @@ def test_products_are_those_with_the_dequantized_weights(dtype, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_small_weights_in_groups_are_rounded_once(dtype):
+def test_small_grouped_weights_are_rounded_once(dtype):
   weight = 1e-4 * RNG.standard_normal((3, 64)).astype(np.float32)
   one = quantize(weight, "int8", 32)
   expected = one.dequantized().T.astype(dtype)
@@ -95,7 +95,7 @@ def test_small_weights_in_groups_are_rounded_once(dtype):
     assert multiply(jnp.zeros((2, 0, 64), dtype), one).shape == (2, 0, 3)
 
 
-def test_a_loop_on_a_cpu_holds_no_dequantized_weight(monkeypatch):
+def test_cpu_loop_never_holds_a_dequantized_weight(monkeypatch):
   monkeypatch.setattr(linear, "_CHUNK", 2**14)
   one = quantize(jnp.ones((512, 512), jnp.float32), "int8", 32)
 
@@ -155,7 +155,7 @@ def tree_logits(model):
     ),
   ],
 )
-def test_a_tree_pass_is_the_dequantized_models_along_its_paths(how, tied):
+def test_tree_pass_matches_dequantized_model_along_paths(how, tied):
   low = copy_of(new(llama_config(**SMALL, tied_embeddings=tied)), how)
   model, params = as_language_model(low)
   actual = tree_logits(model)(params, TOKENS)
@@ -173,7 +173,7 @@ def test_a_tree_pass_is_the_dequantized_models_along_its_paths(how, tied):
   np.testing.assert_allclose(actual[:, [2, 3, 1]], expected, rtol=0, atol=atol)
 
 
-def test_stacked_layers_are_quantized_to_the_same_and_rows_are_apart():
+def test_stacked_quantization_matches_and_rows_are_independent():
   how = Quantization(dtype="int8", embedding=True)
   module = new(llama_config(**SMALL))
   low = copy_of(module, how)
@@ -205,7 +205,7 @@ def test_stacked_layers_are_quantized_to_the_same_and_rows_are_apart():
     (Quantization(dtype="fp4", group=32), "pairs"),
   ],
 )
-def test_quantized_experts_are_the_dequantized_ones(how, form):
+def test_quantized_experts_match_dequantized_ones(how, form):
   """Each with scales of its own; one of a group of inputs, or of all."""
   block = MixtureMlp(EXPERTS, jnp.float32, rngs=nnx.Rngs(0))
   block.experts.form = form
@@ -227,7 +227,7 @@ def test_quantized_experts_are_the_dequantized_ones(how, form):
   np.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
 
 
-def test_what_cannot_be_quantized_so_is_refused():
+def test_unsupported_quantization_is_rejected():
   with pytest.raises(ValueError, match="groups of 64 do not divide the 32 in"):
     quantize(jnp.ones((2, 32)), "int4", 64)
   with pytest.raises(ValueError, match="got 'int2'"):
@@ -243,7 +243,7 @@ def test_what_cannot_be_quantized_so_is_refused():
       quantized.for_copy(Quantization(dtype=dtype), how)
 
 
-def test_a_copy_in_fewer_bits_is_of_what_is_quantized():
+def test_lower_bit_copy_requantizes_quantized_weights():
   kept = Quantization(dtype="int8", embedding=True)
   how = quantized.for_copy(Quantization(dtype="int4", group=32), kept)
   assert how == Quantization(dtype="int4", group=32, embedding=True)
@@ -263,7 +263,7 @@ def test_a_copy_in_fewer_bits_is_of_what_is_quantized():
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
-def test_products_of_integers_are_as_exact_as_their_parts(dtype):
+def test_integer_products_meet_their_error_bound(dtype):
   rng = np.random.default_rng(0)
   weight = rng.standard_normal((7, 96)).astype(np.float32)
   one = quantize(weight, "int8")
@@ -283,7 +283,7 @@ def test_products_of_integers_are_as_exact_as_their_parts(dtype):
   np.testing.assert_array_equal(actual[0, 1], 0)
 
 
-def test_a_row_that_is_no_number_breaks_its_own_products_alone():
+def test_nonfinite_row_breaks_only_its_own_products():
   one = quantize(jnp.ones((7, 96)), "int8")
   x = np.ones((4, 96), np.float32)
   x[1, 3], x[2, 3] = np.nan, np.inf

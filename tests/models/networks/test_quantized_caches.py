@@ -31,7 +31,7 @@ TEXT = RNG.integers(0, 61, (2, 6))
 
 
 @pytest.mark.parametrize("kind", quantized_cache.KINDS)
-def test_a_slot_is_stored_by_the_formats_definition_and_apart(kind):
+def test_slots_are_quantized_independently_by_definition(kind):
   rows = RNG.standard_normal((2, 2, 3, 8)).astype(np.float32)
   rows[0, 0, 1] = 0
   rows[1, 1, 2, 4] = np.nan
@@ -72,9 +72,7 @@ def model_of(kind, is_stacked, config=CONFIG):
     pytest.param("fp8", True, CONFIG, marks=pytest.mark.slow),
   ],
 )  # fmt: skip
-def test_a_tree_pass_says_what_passes_over_its_paths_say(
-  kind, is_stacked, config
-):
+def test_tree_pass_matches_decoding_each_path(kind, is_stacked, config):
   """After which one path is kept, and what follows is the same too."""
   model, params = model_of(kind, is_stacked, config)
   ancestors = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]])
@@ -122,7 +120,7 @@ def test_a_tree_pass_says_what_passes_over_its_paths_say(
 
 
 @pytest.mark.parametrize("is_stacked", [False, True])
-def test_one_row_is_copied_read_and_written_where_it_stands(is_stacked):
+def test_row_view_reads_and_writes_a_single_row(is_stacked):
   shape = (2, 3, 2, 7, 4) if is_stacked else (3, 2, 7, 4)
   buffer = quantized_cache.zeros(shape, jnp.float32, "int8")
   rows = jnp.asarray(RNG.standard_normal((*shape[:-2], 2, 4)), jnp.float32)

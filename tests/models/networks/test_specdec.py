@@ -45,7 +45,7 @@ def run(module):
   )
 
 
-def test_masks_see_the_text_and_each_other_and_nothing_stale(run):
+def test_masks_read_the_whole_text_and_no_stale_tokens(run):
   plain = run(TOKENS, LENGTH)
   assert plain.shape == (2, 4, t5s.VOCAB)
   stale = np.where(np.arange(8) < LENGTH[:, None], TOKENS, 5)
@@ -57,7 +57,7 @@ def test_masks_see_the_text_and_each_other_and_nothing_stale(run):
     np.testing.assert_array_equal(run(other, LENGTH)[1], plain[1])
 
 
-def test_the_first_mask_depends_on_the_last_so_it_is_not_causal(module, run):
+def test_mask_attention_is_bidirectional(module, run):
   state = nnx.state(module)
   changed = jax.tree.map(lambda x: x, state)
   changed["mask"] = changed["mask"].replace(state["mask"][...].at[3].add(1.0))
@@ -65,7 +65,7 @@ def test_the_first_mask_depends_on_the_last_so_it_is_not_causal(module, run):
   assert np.abs(moved[:, 0]).max() > 1e-4
 
 
-def test_a_revealed_token_takes_the_place_of_its_mask(module):
+def test_revealed_token_replaces_its_mask(module):
   memory = module.encode(INPUTS)
   shown = np.array([[True, False, False, False]] * 2)
   revealed = RNG.integers(2, t5s.VOCAB, (2, 4))
@@ -81,7 +81,7 @@ def test_a_revealed_token_takes_the_place_of_its_mask(module):
   np.testing.assert_allclose(actual[:, 1:], expected, atol=1e-4)
 
 
-def test_a_saved_drafter_is_read_back_and_is_no_model_of_another_kind(
+def test_saved_drafter_round_trips_and_is_not_loaded_as_a_model(
   module, run, tmp_path
 ):
   specdec.save(module, tmp_path)
@@ -96,7 +96,7 @@ def test_a_saved_drafter_is_read_back_and_is_no_model_of_another_kind(
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_t5_that_is_written_is_read_by_transformers(tmp_path, tied):
+def test_saved_t5_loads_in_transformers(tmp_path, tied):
   config = T5Config(
     **{**vars(CONFIG), "tied_embeddings": tied, "scale_outputs": tied}
   )

@@ -87,12 +87,12 @@ def assert_same(one, other, mask=None):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_stacked_layers_give_the_same_logits_and_cache(variant):
+def test_stacked_layers_match_plain_logits_and_cache(variant):
   assert_same(*both(**VARIANTS[variant]))
 
 
 @pytest.mark.parametrize("variant", ["gemma", "mixed"])
-def test_layers_that_are_not_stacked_give_the_same_logits(variant):
+def test_unrolled_layers_match_plain_logits(variant):
   """As GPUs have them: every layer with a cache of its own."""
   one, _ = both(**VARIANTS[variant])
   config = described.alter(SMALL, **VARIANTS[variant])
@@ -108,7 +108,7 @@ def test_layers_that_are_not_stacked_give_the_same_logits(variant):
 
 
 @pytest.mark.parametrize("low", [None, "int8"])
-def test_layers_of_other_heads_are_cached_apart(low):
+def test_layers_with_different_heads_use_separate_caches(low):
   slides, full = described.layers((3, None))
   few = dataclasses.replace(
     full.attention, num_kv_heads=1, head_dim=12, keys_as_values=True,
@@ -143,7 +143,7 @@ def test_layers_of_other_heads_are_cached_apart(low):
 
 
 @pytest.mark.parametrize("skipped", [{}, dict(mlp=(0,), attention=(1,))])
-def test_layers_that_read_keys_and_values_of_others_have_none(skipped):
+def test_layers_with_shared_keys_and_values_have_no_cache(skipped):
   skipped = SkippedLayers(**skipped)
   config = described.alter(SMALL, **described.GEMMA4)
   module = Transformer(config, rngs=nnx.Rngs(0))
@@ -158,7 +158,7 @@ def test_layers_that_read_keys_and_values_of_others_have_none(skipped):
   assert [len(x) for x in cache.keys] == [1, 1]
 
 
-def test_a_part_of_the_layers_is_the_longest_that_repeats():
+def test_periods_finds_the_longest_repeating_layer_groups():
   assert stacked.periods("SSSSSF" * 3 + "SS") == [(0, 6, 3), (18, 1, 2)]
   assert stacked.periods("DDDMMMM") == [(0, 1, 3), (3, 1, 4)]
   assert stacked.periods("ABC") == [(0, 1, 1), (1, 1, 1), (2, 1, 1)]
@@ -167,13 +167,13 @@ def test_a_part_of_the_layers_is_the_longest_that_repeats():
 @pytest.mark.parametrize(
   "skipped", [None, SkippedLayers(attention=(0, 1), mlp=(1,))]
 )
-def test_skipped_layers_are_the_same_ones(skipped):
+def test_stacked_model_skips_the_same_layers(skipped):
   mask = tree.paths(3, 1).ancestors
   assert_same(*both(skipped), mask=mask)
 
 
 @pytest.mark.parametrize("variant", ["neox", "mixed"])
-def test_abstract_params_are_those_of_a_stacked_module(variant):
+def test_abstract_params_match_stacked_module(variant):
   config = described.alter(SMALL, **VARIANTS[variant])
   params = stacked.stack(Transformer(config, rngs=nnx.Rngs(0)))
   actual = stacked.abstract_params(config, dtype=jnp.float32)

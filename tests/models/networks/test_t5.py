@@ -33,7 +33,7 @@ def pair(request, tmp_path_factory):
   return loaded, theirs
 
 
-def test_logits_are_transformers_fed_whole_in_pieces_and_as_a_tree(pair):
+def test_whole_chunked_and_tree_logits_match_transformers(pair):
   actual, theirs = pair
   model = actual.model()
   expected = t5s.logits(theirs, INPUTS, LENGTHS, TOKENS)
@@ -104,7 +104,7 @@ def greedy(theirs, inputs, prompt, length):
   return made[0, len(prompt) :].numpy()
 
 
-def test_ragged_greedy_completions_and_refills_are_those_of_generate(decoded):
+def test_ragged_and_refilled_greedy_rows_match_generate(decoded):
   target, theirs = decoded
   model = target.model()
   shape = tree.Tree((-1, 0, 0, 1, 1, 2))
@@ -158,7 +158,7 @@ def test_ragged_greedy_completions_and_refills_are_those_of_generate(decoded):
   np.testing.assert_array_equal(text(state, int(row)), expected)
 
 
-def test_buckets_are_those_of_transformers_at_every_distance():
+def test_relative_position_buckets_match_transformers():
   from transformers.models.t5.modeling_t5 import T5Attention
 
   distances = torch.arange(-500, 501)
@@ -173,7 +173,7 @@ def test_buckets_are_those_of_transformers_at_every_distance():
     np.testing.assert_array_equal(ours, theirs)
 
 
-def test_padding_of_inputs_and_broken_rows_change_no_other_row(decoded):
+def test_encoder_padding_and_nan_rows_do_not_leak(decoded):
   target, _ = decoded
   model, params = target.model(), target.params
   # The embedding of token 3 is broken: rows that do not read it never see it.
@@ -201,7 +201,7 @@ def test_padding_of_inputs_and_broken_rows_change_no_other_row(decoded):
   np.testing.assert_array_equal(actual[[0, 2]], plain[[0, 2]])
 
 
-def test_a_float16_model_does_not_overflow_where_layers_add_up(tmp_path):
+def test_float16_residual_stream_does_not_overflow(tmp_path):
   folder, _ = t5s.save(tmp_path, feed_forward_proj="gated-gelu")
   references.edit_tensors(
     folder,
@@ -226,7 +226,7 @@ def test_a_float16_model_does_not_overflow_where_layers_add_up(tmp_path):
   assert t5s.relative_error(run(loaded.params), expected) < 0.05
 
 
-def test_files_that_are_not_of_the_model_are_named(tmp_path):
+def test_missing_tensors_and_unsupported_settings_are_named(tmp_path):
   folder, _ = t5s.save(tmp_path)
   references.edit_config(folder, num_decoder_layers=5)
   with pytest.raises(ValueError, match=r"missing: decoder\.block\.2\."):
@@ -248,7 +248,7 @@ STACKS = ("encoder", "decoder")
 
 
 @pytest.mark.parametrize("names", [STACKS, STACKS[:1], STACKS[1:]])
-def test_an_embedding_is_read_by_any_of_its_names(names, tmp_path):
+def test_embedding_loads_under_any_of_its_names(names, tmp_path):
   """As MADLAD-400's, whose files hold it as a stack's alone."""
   folder, before = t5s.save(tmp_path, untied=True)
 

@@ -50,7 +50,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_step_j_at_place_t_is_what_drafting_j_tokens_from_t_says(x64, name):
+def test_unrolled_training_steps_match_drafting(x64, name):
   """Drafted one by one by the shipped model, with its cache, on a document."""
   module = head_shapes.make(HEADS[name], dtype=jnp.float64, rngs=nnx.Rngs(1))
   # Large weights: laws that differ, attention that looks somewhere.
@@ -104,7 +104,7 @@ def test_step_j_at_place_t_is_what_drafting_j_tokens_from_t_says(x64, name):
   assert compared == (14 if name == "windows" else 39)
 
 
-def test_p_eagles_masks_at_place_t_say_what_drafting_from_t_says(x64):
+def test_p_eagle_training_masks_match_drafting(x64):
   """Each step at fewer of the places; by the shipped model, with its cache."""
   config = EagleConfig(
     layers=described.alter(LAYER, num_layers=2), generation=3, num_fused=2,

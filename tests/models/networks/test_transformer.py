@@ -107,7 +107,7 @@ def assert_close(actual, expected):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CONFIGS)
-def test_forward_without_a_cache_equals_the_cached_one(name):
+def test_forward_without_cache_matches_cached_forward(name):
   _, model, params = make_model(name)
   expected = named_forward(name)(TOKENS)
   assert expected.logits.shape == (*TOKENS.shape, VOCAB)
@@ -126,7 +126,7 @@ def test_forward_without_a_cache_equals_the_cached_one(name):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CONFIGS)
-def test_rows_roll_back_apart_and_do_not_see_what_was_undone(name):
+def test_rows_roll_back_independently_and_ignore_stale_slots(name):
   _, model, params = make_model(name)
   lengths = (3, 7)
   _, cache = model.apply(params, TOKENS[:, :8], model.init_cache(2, 24))
@@ -152,7 +152,7 @@ def test_rows_roll_back_apart_and_do_not_see_what_was_undone(name):
     ("gpt2", [slice(0, 1), slice(1, 7)]),
   ],
 )
-def test_every_tree_node_sees_its_own_path_only(name, pieces):
+def test_tree_nodes_see_only_their_own_path(name, pieces):
   module, model, params = make_model(name)
   lengths = np.array([2, 6])
   _, cache = model.apply(params, TOKENS[:, :8], model.init_cache(2, 24))
@@ -214,7 +214,7 @@ def silence(linear):
 @pytest.mark.parametrize(
   ("num_speculative_tokens", "num_drafts", "batch"), [(3, 1, 9), (2, 2, 1)]
 )
-def test_the_loop_updates_the_caches_in_place(
+def test_decoding_loop_updates_caches_in_place(
   batch, num_speculative_tokens, num_drafts
 ):
   """No array of a cache's shape is copied in the compiled, donated loop."""
@@ -242,7 +242,7 @@ def test_the_loop_updates_the_caches_in_place(
 
 
 @pytest.mark.parametrize("is_stacked", [False, True])
-def test_a_prompt_is_read_where_its_row_stands(is_stacked):
+def test_admission_prefills_its_row_in_place(is_stacked):
   """From another row on; no cache is copied, and no neighbor changes."""
   config = described.alter(CONFIGS["windows"], max_positions=400)
   module = described.random_module(config)
@@ -297,9 +297,7 @@ def test_a_prompt_is_read_where_its_row_stands(is_stacked):
 
 @pytest.mark.parametrize("broken", ["key", "value"])
 @pytest.mark.parametrize("what", [np.nan, np.inf])
-def test_a_broken_slot_is_felt_by_those_who_see_it_and_nobody_else(
-  broken, what
-):
+def test_nonfinite_slot_affects_only_queries_that_see_it(broken, what):
   rng = np.random.default_rng(0)
   draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)
   q, keys, values = draw(1, 2, 4, 3), draw(1, 2, 5, 3), draw(1, 2, 5, 3)
@@ -314,7 +312,7 @@ def test_a_broken_slot_is_felt_by_those_who_see_it_and_nobody_else(
   assert lost.all() if broken == "value" or np.isnan(what) else lost.any()
 
 
-def test_parameters_of_another_model_are_refused():
+def test_mismatched_parameters_are_rejected():
   narrow = described.random_module(described.alter(LLAMA, embed_dim=16))
   shallow = described.random_module(described.alter(LLAMA, num_layers=2))
   model, _ = as_language_model(make_model("llama")[0])
@@ -330,7 +328,7 @@ def test_parameters_of_another_model_are_refused():
     stack.apply(stacked.stack(narrow), TOKENS, stack.init_cache(2, 24))
 
 
-def test_logits_are_of_the_tokens_that_are_asked_for():
+def test_logits_at_selects_the_requested_tokens():
   for name in ("llama", "gpt2"):
     module, model, params = make_model(name)
     assert module.config.tied_embeddings == (name == "gpt2")
@@ -344,7 +342,7 @@ def test_logits_are_of_the_tokens_that_are_asked_for():
     np.testing.assert_allclose(some.logits, expected, atol=1e-5)
 
 
-def test_prefill_makes_no_logits_of_the_prompt():
+def test_prefill_computes_no_prompt_logits():
   """Nor does it where nothing is jitted: they may be larger than all else."""
   config = described.alter(LLAMA, num_layers=1)
   model, params = as_language_model(described.random_module(config))

@@ -64,11 +64,11 @@ def copies_here(drafts: str) -> int:
 @pytest.mark.parametrize(
   "drafts", ["model", pytest.param("layer_skip", marks=pytest.mark.slow)]
 )
-def test_a_pass_that_may_be_skipped_copies_no_cache(drafts):
+def test_skippable_draft_passes_copy_no_cache(drafts):
   assert copies_here(drafts) == 0
 
 
-def test_a_branch_in_its_place_copies_them(monkeypatch):
+def test_plain_cond_copies_the_cache(monkeypatch):
   """The mutant. If this fails, XLA does better now, and a branch would do."""
 
   def by_branch(drafting, function, carry, otherwise):

@@ -21,7 +21,7 @@ def commit_of(tokens, laws, count):
   )  # fmt: skip
 
 
-def test_estimates_are_weighed_means_of_the_acceptances():
+def test_estimates_match_plain_python_accumulation():
   """Against a loop over rows and tokens in plain Python."""
   rng = np.random.default_rng(0)
   rows, levels, vocab = 3, 4, 5

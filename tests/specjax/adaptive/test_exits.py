@@ -27,7 +27,7 @@ DRAFTER = make(threshold=0.5, acceptance=0.6)
 PARAMS = specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(DRAFT))
 
 
-def test_tokens_are_drawn_from_the_laws_that_are_reported():
+def test_tokens_follow_reported_distributions():
   actual = exact.check_drafter(DRAFTER, PARAMS, MODEL, vocab_size=VOCAB)
   assert actual.method == "exact"
 
@@ -71,7 +71,7 @@ def draft_prob(row_text, token):
   return float(np.asarray(jax.nn.softmax(logits))[token])
 
 
-def test_a_chain_ends_after_the_first_token_below_the_threshold(rounds):
+def test_chain_ends_after_first_token_below_threshold(rounds):
   """The draft's own law at temperature 1 counts, whatever was drawn from."""
   lengths = set()
   for before, _, info in rounds:
@@ -91,7 +91,7 @@ def test_a_chain_ends_after_the_first_token_below_the_threshold(rounds):
   assert lengths == {1, 2, 3}
 
 
-def test_the_threshold_follows_what_is_accepted(rounds):
+def test_threshold_tracks_acceptance(rounds):
   moved = set()
   for before, after, info in rounds:
     old, new = (s.drafter_state.memory for s in (before, after))
@@ -108,7 +108,7 @@ def test_the_threshold_follows_what_is_accepted(rounds):
   assert moved == {-1, 0, 1}
 
 
-def test_a_text_that_goes_on_begins_with_the_first_threshold():
+def test_extend_resets_the_threshold():
   decoder = specjax.make_decoder(MODEL, drafter=DRAFTER)
   state = jax.jit(decoder.steps)(PARAMS, start(decoder, slice(2, 3)), 5)
   assert state.drafter_state.memory.threshold.tolist() != [0.5]

@@ -63,7 +63,7 @@ def program(length):
 # ----------------------------------------------------------------- one state
 
 
-def test_lengths_go_on_with_each_others_state():
+def test_draft_lengths_can_switch_on_shared_state():
   """Greedy, so that every token is known; wide after none after narrow."""
   state, plan = start(), (4, 0, 0, 0, 1, 4, 0, 4, 1) * 3
   for length in plan:
@@ -103,7 +103,7 @@ def one_by_one(plan, state=None):
   return state
 
 
-def test_gaps_of_any_size_are_filled():
+def test_draft_cache_gaps_of_any_size_are_filled():
   """Of one token, of a few, and of more than are read at once."""
   state = one_by_one((1, 0, 4, 0, 0, 4, *[0] * 19, 4))
   assert not state.done.any()
@@ -111,7 +111,7 @@ def test_gaps_of_any_size_are_filled():
   np.testing.assert_array_equal(state.counters.num_accepted, 13)
 
 
-def test_a_gap_at_the_end_of_the_buffer_is_filled():
+def test_draft_cache_gap_at_buffer_end_is_filled():
   """Less than a piece is left there, so that it is read from further before."""
   state = one_by_one((*[0] * 52, 4, 0))
   held = int(state.drafter_state.inner.length[0])
@@ -121,7 +121,7 @@ def test_a_gap_at_the_end_of_the_buffer_is_filled():
   assert state.counters.num_accepted[0] == 4 + 2
 
 
-def test_a_text_that_goes_on_is_read_when_it_is_drafted_for():
+def test_extended_text_is_read_before_the_next_draft():
   state = program(0)(SURE, one_by_one([0]), jnp.int32(100))
   state = DECODERS[4].extend(
     SURE, state, 1, jnp.array([3, 1, 2]), 3, max_new_tokens=5
@@ -131,7 +131,7 @@ def test_a_text_that_goes_on_is_read_when_it_is_drafted_for():
   assert state.counters.num_accepted[1] == 4
 
 
-def test_what_makes_no_ladder_is_refused():
+def test_invalid_ladders_are_rejected():
   lags = lambda tree: drafters.model(MODEL, tree=tree, vocab_size=VOCAB)
   assert sorted(make(lags, (1, 2)).decoders) == [1, 2]
   with pytest.raises(ValueError, match="'model' does not survive"):
@@ -161,7 +161,7 @@ def timed(seconds, **settings):
   return run, called
 
 
-def test_a_cheap_pass_is_made_wide_and_a_dear_one_not_at_all():
+def test_cheap_rounds_use_long_drafts_and_costly_ones_use_none():
   run, called = timed(CHEAP, interval=2)
   state = run(start())
   assert state.done.all()
@@ -173,7 +173,7 @@ def test_a_cheap_pass_is_made_wide_and_a_dear_one_not_at_all():
   assert called.count(0) > len(called) / 2
 
 
-def test_no_more_rounds_are_made_than_were_asked_for():
+def test_loop_runs_exactly_the_requested_rounds():
   run, _ = timed(CHEAP, interval=4)
   state = run(start(), 7)
   assert int(state.num_steps) == 7
@@ -182,7 +182,7 @@ def test_no_more_rounds_are_made_than_were_asked_for():
   assert int(state.num_steps) == 10
 
 
-def test_places_are_counted_apart_lean_on_the_one_before_and_fade(monkeypatch):
+def test_acceptance_is_per_position_with_prior_and_decay(monkeypatch):
   monkeypatch.setattr(ladder_lib, "_KEEP", 1.0)
   known = make()
   # Ten rounds of two tokens: two were accepted in 4, one in 3, none in 3.
@@ -225,7 +225,7 @@ def request(i):
 
 
 @pytest.mark.parametrize("on_mesh", [False, True])
-def test_an_engine_chooses_by_what_its_batches_show(on_mesh):
+def test_ladder_engine_matches_plain_and_learns_across_batches(on_mesh):
   """Its texts are plain decoding's, whatever lengths were the fastest."""
   engine = engine_of(make(interval=3, patience=2), on_mesh)
   batch = Batch(tuple(map(request, range(2))), 2, 32)

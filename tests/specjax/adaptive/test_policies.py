@@ -41,7 +41,7 @@ SURVIVAL = "survival(threshold=0.45)"
 # ------------------------------------------------------ a row depends on itself
 
 
-def test_a_row_that_is_admitted_has_learned_nothing_yet():
+def test_admitted_row_starts_with_fresh_policy_memory():
   decoder = make(SURVIVAL)
   state = decoding.start(
     decoder, max_new_tokens=np.array([6, 21, 9, 5, 3], np.int32)
@@ -64,7 +64,7 @@ def test_a_row_that_is_admitted_has_learned_nothing_yet():
   assert actual == undisturbed[:4]
 
 
-def test_what_a_row_learns_does_not_depend_on_how_long_others_go_on():
+def test_done_rows_do_not_update_policy_memory():
   """A row that is done makes rounds, and must not learn from them."""
   decoder = make(SURVIVAL)
   state = decoding.start(decoder)
@@ -96,7 +96,7 @@ def counted_model(counts: list) -> LanguageModel:
 
 
 @pytest.mark.parametrize("policy", ["2", "confidence(threshold=0.3)"])
-def test_passes_end_as_soon_as_no_row_goes_on(policy):
+def test_draft_passes_stop_when_no_row_continues(policy):
   counts = []
   drafter = of_model(policies.get(policy), counted_model(counts))
   decoder = specjax.make_decoder(MODEL, drafter=drafter)
@@ -131,7 +131,7 @@ def law_after(text, params=DRAFT):
 @pytest.mark.parametrize(
   "family", ["model", pytest.param("layer_skip", marks=pytest.mark.slow)]
 )
-def test_after_rounds_without_a_draft_the_cache_is_filled(family):
+def test_draft_cache_catches_up_after_undrafted_rounds(family):
   """One row drafts while others do not; then none does; then all do."""
   decoder = make("4", family)
   state = decoding.jitted(decoder, "init")(
@@ -182,17 +182,17 @@ def test_after_rounds_without_a_draft_the_cache_is_filled(family):
     ("optimal(cost=-1)", "cost must be >= 0"),
   ],
 )
-def test_what_is_no_policy_is_refused(text, message):
+def test_invalid_policies_are_rejected(text, message):
   with pytest.raises(ValueError, match=message):
     policies.get(text)
 
 
-def test_a_policy_ends_single_paths():
+def test_policies_require_a_single_path():
   with pytest.raises(ValueError, match="needs one path"):
     of_model(policies.get("survival"), tree=paths(2, 2))
 
 
-def test_no_row_goes_beyond_a_fixed_depth():
+def test_fixed_policy_never_exceeds_its_depth():
   goes = []
   for level in range(4):
     seen = policies.PolicyContext(
@@ -203,7 +203,7 @@ def test_no_row_goes_beyond_a_fixed_depth():
   assert goes == [True, True, False, False]
 
 
-def test_a_batch_of_rows_supposes_typical_neighbors():
+def test_optimal_policy_assumes_typical_neighbors_in_batches():
   """By hand: with many rows a level pays by the row's mean, not by this one."""
   rows, bins = 1, jnp.zeros(1, jnp.int32)
   known = dataclasses.replace(
@@ -229,7 +229,7 @@ def test_a_batch_of_rows_supposes_typical_neighbors():
   assert [goes(1, s, 2) for s in (0.35, 0.45)] == [False, True]
 
 
-def test_a_policy_sees_the_drafts_own_law_whatever_the_temperature():
+def test_policies_see_unwarped_draft_probabilities():
   """The bin of its largest probability, and a product, as in plain Python."""
   odd = policies.Policy(
     name="odd",
@@ -260,7 +260,7 @@ def test_a_policy_sees_the_drafts_own_law_whatever_the_temperature():
   assert len(depths) > 2
 
 
-def test_a_policy_learns_from_the_last_round():
+def test_policy_receives_finished_round_statistics():
   """What it is given: laws, acceptances and counts of each row."""
   recording = policies.Policy(
     name="recording",

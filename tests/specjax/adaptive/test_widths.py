@@ -37,7 +37,7 @@ def ended(*narrower, rows=slice(None), temperature=1.0):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_ragged_rows_emit_what_they_emit_of_whole_passes(temperature):
+def test_narrow_passes_emit_the_same_tokens_as_full_passes(temperature):
   """Table lookups are exact, so tokens are the same, not only their law."""
   whole = ended(temperature=temperature)
   narrow = ended(1, 2, 3, temperature=temperature)
@@ -46,7 +46,7 @@ def test_ragged_rows_emit_what_they_emit_of_whole_passes(temperature):
   jax.tree.map(np.testing.assert_array_equal, same, vars(whole.counters))
 
 
-def test_what_was_fed_is_counted_and_is_what_the_longest_draft_needs():
+def test_num_fed_counts_only_root_and_drafted_tokens():
   rows = slice(0, 1)
   whole, narrow = ended(rows=rows), ended(1, 2, 3, rows=rows)
   counters = narrow.counters
@@ -56,7 +56,7 @@ def test_what_was_fed_is_counted_and_is_what_the_longest_draft_needs():
   assert int(counters.num_fed[0]) == calls + int(counters.num_drafted[0])
 
 
-def test_rows_that_are_done_widen_no_pass():
+def test_done_rows_do_not_widen_passes():
   """Row 4 may emit one token, and drafts on until all are done."""
   both = np.array([0, 4])
   narrow, alone = ended(1, 2, 3, rows=both), ended(1, 2, 3, rows=both[:1])
@@ -90,7 +90,7 @@ def draft_of(present):
     ([[1, 1, 1, 1]], [True], 0, 1),
   ],
 )
-def test_the_narrowest_pass_that_holds_all_rows_is_chosen(
+def test_narrowest_pass_covering_active_rows_is_chosen(
   present, done, index, num_fed
 ):
   actual = widths.choose(
@@ -99,7 +99,7 @@ def test_the_narrowest_pass_that_holds_all_rows_is_chosen(
   assert tuple(map(int, actual)) == (index, num_fed)
 
 
-def test_widths_that_no_round_can_have_are_refused():
+def test_invalid_widths_are_rejected():
   for wrong in ((0,), (4,), (2, 2), (3, 1)):
     with pytest.raises(ValueError, match=r"must increase within 1\.\.3 .* got"):
       decoder(*wrong)
@@ -145,7 +145,7 @@ def loop(*narrower):
   return copies, made.memory_analysis().temp_size_in_bytes, size
 
 
-def test_the_loop_copies_no_cache_and_needs_no_more_memory():
+def test_narrow_widths_add_no_cache_copies_or_memory():
   copies, whole, _ = loop()
   narrow_copies, narrow, size = loop(1, 2, 4)
   assert copies == narrow_copies == 0

@@ -91,16 +91,16 @@ def accepted_for_sure(params, *, rounds=3) -> bool:
   return True
 
 
-def test_all_that_a_reader_of_the_right_slots_drafts_is_accepted():
+def test_correct_cache_reads_make_every_draft_accepted():
   assert accepted_for_sure(params_of())
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_wrong_slots_positions_and_hidden_states_are_caught(mutant):
+def test_wrong_slots_positions_or_hidden_states_cause_rejections(mutant):
   assert not accepted_for_sure(params_of(mutant))
 
 
-def test_a_dynamic_tree_is_bounded_by_its_sizes():
+def test_dynamic_tree_sizes_set_bound_and_pass_widths():
   actual = drafters.assistant(
     READER, tree=shapes.dynamic(9, top_k=3), tokens=4, vocab_size=VOCAB
   )

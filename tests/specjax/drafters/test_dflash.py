@@ -46,7 +46,7 @@ def rounds(drafter, rule="recursive", count=4):
     state, _ = step(PARAMS, state)
 
 
-def test_laws_are_those_of_all_features_that_stand():
+def test_log_probs_come_from_all_committed_features():
   for state, draft in rounds(DRAWN):
     for row in np.flatnonzero(~np.asarray(state.done)):
       laws = jax.nn.log_softmax(expected_logits(state, row))
@@ -54,7 +54,7 @@ def test_laws_are_those_of_all_features_that_stand():
       np.testing.assert_allclose(draft.log_probs[row, 1:], expected, atol=1e-4)
 
 
-def test_the_best_tree_is_that_of_the_product_of_the_laws():
+def test_best_tree_matches_exhaustive_search_over_paths():
   """By going through every path."""
   size, children = 12, 3
   best = dflash(
@@ -75,7 +75,7 @@ def test_the_best_tree_is_that_of_the_product_of_the_laws():
 
 
 @pytest.mark.parametrize("size", [8, 11])
-def test_families_are_added_to_the_likeliest_node(size):
+def test_families_expand_the_likeliest_node_first(size):
   """As from a heap, by a reference in Python; the last one is cut short."""
   count, depth = 3, 3
   shape = shapes.dynamic(size, top_k=count, families=True)
@@ -103,6 +103,6 @@ def test_families_are_added_to_the_likeliest_node(size):
     (dict(tree=bound(4, 2, 2), siblings="top_k"), "leave out siblings"),
   ],
 )
-def test_trees_that_do_not_suit_a_block_are_refused(settings, message):
+def test_incompatible_trees_are_rejected(settings, message):
   with pytest.raises(ValueError, match=message):
     dflash(HEAD, vocab_size=VOCAB, **settings)

@@ -14,7 +14,7 @@ from specjax.types import Context, pick_nodes
 from specjax.warp import make_sampling
 
 
-def test_look_up_agrees_with_a_plain_search():
+def test_look_up_matches_naive_search():
   rng = np.random.default_rng(0)
   run = jax.jit(lambda t, n: look_up(t, n, count=4, max_ngram=3))
   for _ in range(200):
@@ -121,7 +121,7 @@ def test_chain_drafted_in_a_loop_equals_the_unrolled_one(make):
   jax.tree.map(np.testing.assert_array_equal, rest, others)
 
 
-def test_the_target_drafting_for_itself_is_always_accepted():
+def test_target_drafting_for_itself_is_always_accepted():
   drafter = drafters.layer_skip(MODEL, tree=chain(3), vocab_size=VOCAB)
   decoder = specjax.make_decoder(MODEL, drafter=drafter)
   state = decoder.init(
@@ -133,7 +133,7 @@ def test_the_target_drafting_for_itself_is_always_accepted():
   np.testing.assert_array_equal(counters.num_target_calls, 5)
 
 
-def test_trees_that_do_not_suit_a_drafter_are_refused():
+def test_incompatible_trees_and_depths_are_rejected():
   with pytest.raises(ValueError, match="tokens must be >= 1, got 0"):
     drafters.model(MODEL, tokens=0)
   with pytest.raises(ValueError, match="has depth 1: leave out tokens="):
@@ -147,13 +147,13 @@ def test_trees_that_do_not_suit_a_drafter_are_refused():
       drafters.model(MODEL, tree=tree)
 
 
-def test_a_shape_is_as_deep_as_tokens_say_and_five_by_default():
+def test_tree_depth_follows_tokens_and_defaults_to_five():
   assert drafters.model(MODEL).tree == chain(5)
   made = drafters.model(MODEL, tokens=2, tree=shapes.paths(3))
   assert made.tree == paths(2, 3)
 
 
-def test_a_law_of_few_bits_is_drawn_from_with_numbers_of_many():
+def test_bfloat16_distribution_samples_rare_tokens_accurately():
   """Numbers of eight bits would never draw a token of less than 1 in 256."""
   count = 200_000
   law = jnp.log(jnp.array([0.999, 0.001])).astype(jnp.bfloat16)

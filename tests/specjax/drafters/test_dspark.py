@@ -61,14 +61,14 @@ def path_to(draft, parents, node):
   return path
 
 
-def test_every_node_has_the_distribution_of_its_own_path():
+def test_node_distributions_are_conditioned_on_their_path():
   for text, draft in drafts(dspark(HEAD, tree=TREE), "recursive"):
     for node, parent in enumerate(TREE.parents[1:], 1):
       expected = law_after(text, path_to(draft, TREE.parents, parent))
       np.testing.assert_allclose(draft.log_probs[node], expected, atol=1e-5)
 
 
-def test_a_node_exists_where_all_above_it_are_sure():
+def test_nodes_exist_only_below_confident_ancestors():
   drafter = dspark(HEAD, tree=TREE, threshold=0.5)
   missing = 0
   for text, draft in drafts(drafter, "recursive"):
@@ -81,7 +81,7 @@ def test_a_node_exists_where_all_above_it_are_sure():
   assert missing
 
 
-def test_a_dynamic_tree_has_the_likeliest_paths():
+def test_dynamic_tree_keeps_the_likeliest_paths():
   """Of those that its beam of three scores, each by the law of its own path."""
   size, beam, deepest = 12, 3, 0
   drafter = dspark(HEAD, tree=bound(size, 3, beam))
@@ -119,7 +119,7 @@ def ends_by_the_drawn_token(drafter):
   return dataclasses.replace(drafter, propose=propose)
 
 
-def test_to_end_by_the_drawn_tokens_probability_is_lossy():
+def test_cutting_by_drawn_token_probability_is_lossy():
   head = toys.markov_block(WORDS, num_features=toy_heads.LAYERS, num_depths=3)
   cut = dspark(head, tree=chain(2), threshold=0.5)
   assert cut.tree.form is Form.MASKED
@@ -153,6 +153,6 @@ def test_to_end_by_the_drawn_tokens_probability_is_lossy():
     ),
   ],
 )
-def test_what_does_not_suit_is_refused(drafter, message):
+def test_incompatible_settings_are_rejected(drafter, message):
   with pytest.raises(ValueError, match=message):
     drafter()

@@ -56,7 +56,7 @@ start = functools.partial(decoding.start, params=PARAMS)
 @pytest.mark.parametrize(
   "name", ["tree", pytest.param("chain", marks=pytest.mark.slow)]
 )
-def test_all_that_a_head_with_the_right_features_drafts_is_accepted(name):
+def test_correct_features_make_every_draft_accepted(name):
   """The deepest path of every draft is, with probability one.
 
   The row whose prompt is one token has no feature in its first round.
@@ -75,7 +75,7 @@ def test_all_that_a_head_with_the_right_features_drafts_is_accepted(name):
     assert deepest.sum(1)[running].min() > 1 - 1e-5
 
 
-def test_the_path_that_stands_is_fed_and_rows_without_one_know_what_they_knew():
+def test_commit_feeds_committed_path_and_keeps_other_rows_state():
   drafter = DRAFTERS["tree"]
   before = drafter.init(PARAMS, 2, 16, None)
   before = dataclasses.replace(
@@ -105,7 +105,7 @@ def test_the_path_that_stands_is_fed_and_rows_without_one_know_what_they_knew():
   assert cache.length.tolist() == [5, 9]
 
 
-def test_the_head_knows_what_stands_whatever_lengths_rounds_had():
+def test_head_state_stays_correct_across_varying_draft_lengths():
   """Chains of 0, 1 and 3 tokens go on with each other's state.
 
   It has the target's law if it has read all pairs: then all is accepted.
@@ -156,7 +156,7 @@ def reference_tree(state, params, *, num_nodes, depth, top_k):
   return results
 
 
-def test_a_dynamic_tree_has_no_node_without_mass_and_none_by_laws_of_nan():
+def test_dynamic_tree_omits_zero_probability_and_nan_nodes():
   """Nor do they take the places of nodes that have some."""
   sure, even = [0, -np.inf, -np.inf], [0, 0, -np.inf]
   unknown, first = [np.nan] * 3, [np.log(0.6), np.log(0.4), -np.inf]
@@ -194,7 +194,7 @@ def test_a_dynamic_tree_has_no_node_without_mass_and_none_by_laws_of_nan():
   assert draft.tokens[2, [1, 3, 5]].tolist() == [0, 0, 0]
 
 
-def test_the_dynamic_tree_is_that_of_the_paper():
+def test_dynamic_tree_matches_eagle_2_reference():
   drafter = DRAFTERS["dynamic"]
   decoder = make(drafter)
   begun = start(decoder, params=NEAR)
@@ -205,7 +205,7 @@ def test_the_dynamic_tree_is_that_of_the_paper():
     assert toy_heads.paths_of(draft, row) == expected[row]
 
 
-def test_p_eagles_masks_follow_the_newest_pair_and_leave_nothing():
+def test_p_eagle_masks_follow_newest_pair_and_leave_no_state():
   """Laws of each depth from the whole text, by the toy's sums in NumPy."""
   token, state, depth = 2, 5, 3
   head = toy_heads.with_masks(VOCAB, token, state)
@@ -226,7 +226,7 @@ def test_p_eagles_masks_follow_the_newest_pair_and_leave_nothing():
     now, _ = jax.jit(decoder.step)(NEAR, now)
 
 
-def test_of_a_text_of_one_token_there_is_no_feature_yet():
+def test_single_token_prompt_reads_a_zero_feature():
   """The head reads zeros beside the token, at the first place."""
   decoder = make(DRAFTERS["chain"])
   begun = start(decoder)
@@ -241,6 +241,6 @@ def test_of_a_text_of_one_token_there_is_no_feature_yet():
   )  # fmt: skip
 
 
-def test_all_nodes_that_are_fed_have_a_slot():
+def test_cache_has_a_slot_for_every_fed_node():
   few = drafters.eagle(HEAD, tree=bound(6, 4, 3), vocab_size=VOCAB)
   assert few.init(PARAMS, 1, 20, None).caches[0].slots >= 20 + 3 * 3

@@ -54,7 +54,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{c[1]}")
-def test_a_round_has_the_targets_law(case):
+def test_round_output_matches_target_distribution(case):
   """One that comes after another, at a temperature."""
   name, rule = case
   drafter = toy_heads.make(name, WORDS)
@@ -64,7 +64,7 @@ def test_a_round_has_the_targets_law(case):
 @pytest.mark.parametrize(
   "name", names("dflash, drawn chain", "assistant, dynamic tree")
 )
-def test_laws_are_those_that_tokens_are_drawn_from(name):
+def test_reported_log_probs_match_drafting_distribution(name):
   """And a draft depends on its own row, and on nothing that is stale."""
   table = lambda x: jnp.asarray(x, jnp.float32)
   actual = exact.check_drafter(
@@ -111,7 +111,7 @@ def emitted(name, *rows):
 @pytest.mark.parametrize(
   "name", names("eagle, dynamic tree", "dflash, drawn chain")
 )
-def test_a_text_goes_on_as_one_that_was_given_whole(name):
+def test_extended_row_matches_one_longer_prompt(name):
   """A row's head reads the same of one longer prompt and of two."""
   decoder = decoder_of(name)
   steps = decoding.jitted(decoder, "steps")
@@ -127,7 +127,7 @@ def test_a_text_goes_on_as_one_that_was_given_whole(name):
 @pytest.mark.parametrize(
   "name", names("eagle, dynamic tree", "dflash, drawn chain")
 )
-def test_features_that_are_nan_are_of_their_own_row(name):
+def test_nan_features_stay_in_their_row_and_keep_greedy_text(name):
   """A head that knows nothing slows its row down; the text stays lawful."""
   decoder = decoder_of(name)
 
@@ -159,7 +159,7 @@ def test_features_that_are_nan_are_of_their_own_row(name):
 @pytest.mark.parametrize(
   "family", ["eagle", "dflash", "mtp", "assistant", "medusa"]
 )
-def test_features_that_the_target_does_not_give_are_refused(family):
+def test_missing_target_features_are_rejected(family):
   drafter = toy_heads.make(f"{family}, drawn chain", VOCAB)
   for layers, given in ((0, "none"), (2, "2")):
     decoder = specjax.make_decoder(

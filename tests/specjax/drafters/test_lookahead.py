@@ -94,7 +94,7 @@ def paths_of(draft, row):
   return results
 
 
-def test_rounds_do_what_a_slow_reading_of_the_paper_does():
+def test_rounds_match_python_reference_of_the_paper():
   """Guesses, window and pool of every row, greedy and sampled, to the end.
 
   One comes to its end earlier, and rests while the others go on.
@@ -144,7 +144,7 @@ def in_pool(pool):
 
 
 @pytest.mark.parametrize("count", [8, lookahead._CHUNK + 5])
-def test_what_comes_again_becomes_the_newest(count):
+def test_reinserted_ngrams_become_the_newest(count):
   """Of those that come together too; those that do not count are nowhere."""
   small = lookahead.lookahead(
     window=1, tokens=1, num_guesses=1, pool_size=40, vocab_size=VOCAB
@@ -161,7 +161,7 @@ def test_what_comes_again_becomes_the_newest(count):
 
 
 @pytest.mark.parametrize("from_text", [True, False])
-def test_what_follows_a_column_is_the_likeliest_that_is_a_number(from_text):
+def test_column_continuation_ignores_nan_and_padding_logits(from_text):
   """By hand, of a round that has committed two tokens."""
   small = lookahead.lookahead(
     window=2, tokens=1, num_guesses=1, pool_size=40, vocab_size=3,
@@ -186,7 +186,7 @@ def test_what_follows_a_column_is_the_likeliest_that_is_a_number(from_text):
   assert in_pool(actual.pool) == [(1, 1), (2, 2), *of_text]
 
 
-def test_a_text_that_repeats_is_emitted_n_tokens_a_round():
+def test_repetitive_text_commits_n_tokens_per_round():
   """One more than the authors' code allows itself."""
   table = jnp.full((1, VOCAB), 0.0).at[0, 3].set(5.0)
   params = specjax.Params(target=table)
@@ -197,7 +197,7 @@ def test_a_text_that_repeats_is_emitted_n_tokens_a_round():
   assert (state.stop_reason == StopReason.LENGTH).all()
 
 
-def test_the_window_is_the_tree_of_the_paper():
+def test_window_mask_and_positions_match_the_paper():
   """Who sees whom, and where it stands, by the mask that the paper draws."""
   tree = DRAFTER.tree
   assert len(tree.lanes) == W - 1 + (N - 2) * W
@@ -222,6 +222,6 @@ def test_the_window_is_the_tree_of_the_paper():
     (dict(pool_size=5), "pool_size must be at least 32, got 5"),
   ],
 )
-def test_sizes_that_cannot_be_are_refused(changes, words):
+def test_invalid_sizes_are_rejected(changes, words):
   with pytest.raises(ValueError, match=words):
     lookahead.lookahead(**{**SIZES, "vocab_size": VOCAB} | changes)

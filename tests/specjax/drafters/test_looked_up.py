@@ -71,7 +71,7 @@ def params_of(drafter, dtype=None):
     ),
   ],
 )  # fmt: skip
-def test_it_says_the_truth_and_looks_at_nothing_stale(name):
+def test_reported_log_probs_are_honest_and_ignore_stale_state(name):
   drafter = DRAFTERS[name]
   actual = exact.check_drafter(
     drafter, params_of(drafter, np.float32), MODEL, vocab_size=VOCAB,
@@ -125,7 +125,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "rule"), CASES)
-def test_a_round_has_the_targets_law(begun, name, rule):
+def test_round_output_matches_target_distribution(begun, name, rule):
   with jax.enable_x64(True):
     state, params = begun(name)
     law, expected = round_of(DRAFTERS[name], rule, state, params)
@@ -183,7 +183,7 @@ def begin(decoder, params, prompts, lengths, keys, temperature=0.4):
 
 
 @pytest.mark.parametrize("used", ["lookahead"], indirect=True)
-def test_a_text_that_goes_on_is_known_to_its_end(used):
+def test_extended_row_pools_ngrams_across_the_seam(used):
   """Of a row that is extended, the pool has all sequences across the seam."""
   decoder, params, state = used
   more = jnp.array([1, 2, 3, 0], jnp.int32)
@@ -199,7 +199,7 @@ def test_a_text_that_goes_on_is_known_to_its_end(used):
   assert held[:3].tolist() == expected
 
 
-def test_logits_that_are_nan_end_the_rows_that_plain_decoding_ends(used):
+def test_nan_logits_stop_the_same_rows_as_plain_decoding(used):
   """Those of lanes and of what was looked up harm nobody."""
   decoder, params, _ = used
   table = np.asarray(toys.table(decoding.VOCAB, seed=3)).copy()
@@ -223,7 +223,7 @@ def test_logits_that_are_nan_end_the_rows_that_plain_decoding_ends(used):
   assert len(set(plain.stop_reason.tolist())) == 2
 
 
-def test_the_draft_models_laws_are_of_the_whole_text_after_any_round():
+def test_draft_model_log_probs_reflect_all_committed_tokens():
   """Rounds that commit nothing drafted, and all that can be."""
   drafter, params = SLOTS["rasd"]
   table = np.asarray(params.draft.model)

@@ -52,7 +52,7 @@ def expected_logits(state, row):
 
 
 @pytest.mark.parametrize("name", ["sampled", "certain"])
-def test_heads_read_the_feature_of_the_newest_token_that_was_read(name):
+def test_heads_read_the_last_processed_tokens_feature(name):
   """After a prompt and after rounds, whatever of a tree is accepted."""
   drafter, rule = DRAFTERS[name]
   decoder = specjax.make_decoder(TOY, drafter=drafter, rule=rule)
@@ -77,7 +77,7 @@ def test_heads_read_the_feature_of_the_newest_token_that_was_read(name):
     state, _ = step(PARAMS, state)
 
 
-def test_published_trees_have_the_nodes_that_were_counted():
+def test_published_trees_have_expected_node_counts():
   count = lambda t: np.bincount(t.depth).tolist()[1:]
   assert count(shapes.PUBLISHED["mc_sim_7b_63"]) == [10, 28, 23, 2]
   assert count(shapes.PUBLISHED["eagle_25"]) == [4, 8, 8, 3, 2]
@@ -87,7 +87,7 @@ def test_published_trees_have_the_nodes_that_were_counted():
   assert len(largest.children[11]) == 10
 
 
-def test_a_tree_is_made_of_paths_of_ranks():
+def test_tree_of_ranks_builds_and_validates_rank_paths():
   actual = shapes.tree_of_ranks(((0, 0), (1,), (0,), (1, 0), (1, 0, 0)))
   assert actual.parents == (-1, 0, 0, 1, 2, 4)
   for paths, message in (
@@ -106,6 +106,6 @@ def test_a_tree_is_made_of_paths_of_ranks():
     (tree.k_ary(12), "at most 11 per node, got a tree with 12"),
   ],
 )
-def test_trees_that_do_not_suit_the_heads_are_refused(shape, message):
+def test_incompatible_trees_are_rejected(shape, message):
   with pytest.raises(ValueError, match=message):
     make(shape, siblings="given")

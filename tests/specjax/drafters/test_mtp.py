@@ -84,10 +84,12 @@ def slow(*case):
     (2, "chain"), (3, "dynamic"), slow(2, "tree"), slow(3, "policy"),
   ],
 )  # fmt: skip
-def test_all_layers_know_what_one_would(expected, num_depths, form):
+def test_multilayer_head_decodes_like_a_single_layer_one(
+  expected, num_depths, form
+):
   """Also of drafts longer than there are layers."""
   assert outcome(of(num_depths, form)) == expected(form)
 
 
-def test_layers_know_it_where_a_text_goes_on(expected):
+def test_multilayer_head_matches_single_layer_after_extend(expected):
   assert outcome(of(3, "tree"), longer=True) == expected("tree", longer=True)

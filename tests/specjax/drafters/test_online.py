@@ -82,7 +82,7 @@ def decoded():
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_the_ring_holds_the_text_and_the_law_after_each_token(decoded, name):
+def test_ring_holds_tokens_and_target_log_probs(decoded, name):
   """Of chains and paths, rows that ended early, prompts of any length."""
   state = decoded[name]
   assert ring_error(state, state.drafter_state.ring) < 1e-6
@@ -90,13 +90,13 @@ def test_the_ring_holds_the_text_and_the_law_after_each_token(decoded, name):
   assert 0 < accepted.sum() < np.asarray(state.counters.num_drafted).sum()
 
 
-def test_a_ring_that_is_full_keeps_the_newest():
+def test_full_ring_keeps_the_newest_entries():
   state = after_rounds(make(entries=7), 12)
   assert int(state.drafter_state.ring.written.max()) > 14  # wrapped twice
   assert ring_error(state, state.drafter_state.ring) < 1e-6
 
 
-def test_a_text_that_goes_on_is_not_kept_twice():
+def test_extended_row_tokens_are_stored_once():
   decoder = decoder_of(DRAFTERS["chain"])
   state = jax.jit(decoder.steps)(PARAMS, start(decoder), 6)
   more = np.array([4, 0, 9, 0, 0], np.int32)
@@ -115,7 +115,7 @@ def small_ring(**changes):
   return dataclasses.replace(drafter.init(PARAMS, 1, 8, None).ring, **changes)
 
 
-def test_laws_are_kept_above_a_floor_and_those_that_are_nan_not_at_all():
+def test_ring_floors_log_probs_and_marks_nan_entries_unknown():
   logits = jnp.array([[[jnp.nan, 0, 0], [1, -jnp.inf, 1], [5, 5, 5]]])
   commit = specjax.types.Commit(
     tokens=jnp.array([[2, 0, 1]]), start=jnp.array([6]),
@@ -160,7 +160,7 @@ def two_texts(state, drafter=DRAFTERS["chain"]):
   return jax.jit(online.carry)(fresh, state.drafter_state.ring).ring
 
 
-def test_the_draft_says_of_a_ring_what_it_said_when_it_drafted(decoded):
+def test_ring_replay_matches_draft_model_log_probs(decoded):
   """Each text of the ring is read as if it were alone."""
   ring = two_texts(decoded["chain"])
   both = np.asarray(online.texts(online.in_order(ring))).max(axis=1)
@@ -168,7 +168,7 @@ def test_the_draft_says_of_a_ring_what_it_said_when_it_drafted(decoded):
   assert said_error(MODEL_LOGITS, PARAMS.draft, ring, DRAFT) < 1e-5
 
 
-def test_a_head_says_of_a_ring_what_it_says_after_the_target_has_read():
+def test_ring_replay_matches_head_log_probs():
   head = eagle(HEAD, tree=chain(2), **OF)
   drafter = online.online(head, num_features=LAYERS, **OF)
   ring = two_texts(after_rounds(drafter), drafter)
@@ -194,7 +194,7 @@ def learned(ring, name="forward_kl", *, rate=3.0, count=30, first=None):
 
 
 @pytest.mark.parametrize("name", sorted(set(losses.OBJECTIVES)))
-def test_every_objective_falls_on_what_was_kept(decoded, name):
+def test_every_objective_decreases_on_ring_data(decoded, name):
   _, before, after = learned(decoded["chain"].drafter_state.ring, name)
   assert after < before - 0.005
   assert np.isfinite(after)
@@ -203,7 +203,7 @@ def test_every_objective_falls_on_what_was_kept(decoded, name):
 # ---------------------------------------------------------------- losslessness
 
 
-def test_a_round_after_an_update_has_the_targets_law():
+def test_round_after_update_matches_target_distribution():
   """By enumeration, of every row, all of which taught the draft together."""
   vocab = 3
   with jax.enable_x64(True):
@@ -245,14 +245,14 @@ def test_a_round_after_an_update_has_the_targets_law():
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_its_laws_are_those_its_tokens_are_drawn_from(name):
+def test_reported_log_probs_match_drafting_distribution(name):
   actual = exact.check_drafter(
     DRAFTERS[name], PARAMS, MODEL, max_drafts=VOCAB**3, **OF
   )
   assert actual.method == {"chain": "exact", "paths": "sampled"}[name]
 
 
-def test_a_row_that_is_given_another_prompt_begins_with_an_empty_ring(decoded):
+def test_admitted_row_resets_only_its_own_ring(decoded):
   decoder, state = decoder_of(DRAFTERS["chain"]), decoded["chain"]
   before = state.drafter_state.ring
   state = jax.jit(decoder.admit)(

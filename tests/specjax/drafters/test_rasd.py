@@ -17,7 +17,7 @@ MODEL = toys.table_model(VOCAB)
 RETRIEVAL = dict(vocab_size=VOCAB, max_match=3, max_hits=9, min_prob=0)
 
 
-def test_a_retrieved_token_that_was_drawn_is_counted_once():
+def test_retrieved_and_drawn_tokens_are_deduplicated():
   """Its children hang on the drawn node, and its place goes to another."""
   tree = Tree((-1, 0, 0, 1))
   drawn = specjax.Draft(
@@ -51,7 +51,7 @@ def ways_of(tokens, parents):
   return ways
 
 
-def test_of_what_was_looked_up_the_draft_model_keeps_what_it_finds_likeliest():
+def test_draft_model_keeps_the_likeliest_retrieved_paths():
   """By the whole way to each, in plain Python; nothing without mass, or NaN."""
   sizes = dict(count=9, depth=3, max_match=3)
   rule = dict(num_nodes=14, max_match=3, nodes_per_match=9, min_prob=0)
@@ -107,7 +107,7 @@ def test_of_what_was_looked_up_the_draft_model_keeps_what_it_finds_likeliest():
     (dict(siblings="shared_noise", tree=chain(2)), "carry noise"),
   ],
 )
-def test_trees_that_leave_no_room_are_refused(changes, words):
+def test_incompatible_trees_and_sizes_are_rejected(changes, words):
   settings = dict(
     tree=Tree((-1, 0, 0, 1)), siblings=IID, nodes=7, tokens=3, vocab_size=VOCAB
   )

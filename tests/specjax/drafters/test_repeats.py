@@ -71,7 +71,7 @@ def error(drafter, rule, text) -> float:
   ],
 )  # fmt: skip
 @pytest.mark.parametrize("text", [AGAIN, ANEW], ids=["again", "anew"])
-def test_a_round_has_the_targets_law(text, rule, policy):
+def test_round_output_matches_target_distribution(text, rule, policy):
   inner = head(policy=policy and policies.get(policy))
   assert error(reading_on(inner), rule, text) < 1e-10
 
@@ -96,27 +96,27 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("inner", OTHERS)
-def test_a_round_of_other_drafters_has_the_targets_law(inner):
+def test_other_inner_drafters_match_target_distribution(inner):
   for text, tokens in ((AGAIN, None), (ANEW, 3)):
     drafter = reading_on(OTHERS[inner], tokens=tokens)
     assert error(drafter, "token", text) < 1e-10
 
 
 @pytest.mark.parametrize("tokens", [None, 3])
-def test_a_round_around_a_dynamic_tree_has_the_targets_law(tokens):
+def test_dynamic_tree_round_matches_target_distribution(tokens):
   drafter = reading_on(dynamic_head(), tokens=tokens)
   for text in (AGAIN, ANEW):
     assert error(drafter, "match", text) < 1e-10
 
 
-def test_its_laws_are_those_its_tokens_are_of():
+def test_reported_log_probs_match_drafting_distribution():
   params = specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(NEAR))
   drafter = reading_on(min_match=1)
   actual = exact.check_drafter(drafter, params, TOY, vocab_size=VOCAB)
   assert actual.method == "exact"
 
 
-def test_what_followed_is_drafted_where_the_text_repeats_itself():
+def test_repeated_text_drafts_its_earlier_continuation():
   decoder = specjax.make_decoder(TOY, drafter=reading_on())
   params, state = begun(decoder, NEAR, [AGAIN, ANEW])
   draft, *_ = decoder.propose(params, state)
@@ -128,7 +128,7 @@ def test_what_followed_is_drafted_where_the_text_repeats_itself():
   np.testing.assert_array_equal(draft.log_probs[1], expected.log_probs[1])
 
 
-def test_the_head_knows_what_stands_after_texts_were_read_on():
+def test_head_state_stays_correct_after_copied_rounds():
   """With the target's own law all that it drafts is accepted, after any round.
 
   Rounds commit more tokens than its policy ever lets it draft.
@@ -153,14 +153,14 @@ def test_the_head_knows_what_stands_after_texts_were_read_on():
   assert judged > 5
 
 
-def test_the_longest_match_is_read_on_and_not_the_newest():
+def test_longest_match_wins_over_the_newest():
   decoder = specjax.make_decoder(TOY, drafter=reading_on())
   text = [0, 2, 1, 2, 1, 2, 1, 0, 0, 2, 1]  # ends as it begins
   draft, *_ = decoder.propose(*begun(decoder, NEAR, [text]))
   assert draft.tokens.tolist() == [[1, 2, 1]]
 
 
-def test_no_pass_is_made_for_rows_that_read_on():
+def test_draft_passes_are_skipped_when_every_row_copies():
   drafter = reading_on(head(policy=policies.get("2")))
   decoder = specjax.make_decoder(TOY, drafter=drafter)
   for texts, fed in (([AGAIN, AGAIN], 0), ([AGAIN, ANEW], DEPTH)):
@@ -172,7 +172,7 @@ def test_no_pass_is_made_for_rows_that_read_on():
 
 
 @pytest.mark.parametrize("said", ["by a policy", "by tokens"])
-def test_a_depth_bounds_what_is_drafted_and_not_what_is_read_on(said):
+def test_draft_depth_limits_drafting_but_not_copying(said):
   if said == "by tokens":
     drafter = reading_on(head(deep=1), tokens=3)
   else:
@@ -197,6 +197,8 @@ def test_a_depth_bounds_what_is_drafted_and_not_what_is_read_on(said):
   ],
   ids=["a draft model", "a policy that learns", "a tree", "fewer", "longer"],
 )  # fmt: skip
-def test_what_cannot_give_way_is_refused(inner, more, message):
+def test_incompatible_inner_drafters_and_sizes_are_rejected(
+  inner, more, message
+):
   with pytest.raises(ValueError, match=message):
     reading_on(inner, **more)

@@ -123,7 +123,7 @@ def trie_paths(trie, row):
 
 @pytest.mark.parametrize("per_match", [1.5, math.inf])
 @pytest.mark.parametrize("count", [6, 50])
-def test_a_rows_tree_is_that_of_plain_counting(count, per_match):
+def test_draft_tree_matches_naive_counting(count, per_match):
   """Few hits, or all; a budget by the match, or the whole."""
   buffers, lengths = texts(120)
   rule = RULE | dict(nodes_per_match=per_match, min_prob=0.25)
@@ -165,7 +165,7 @@ DOCUMENTS = [
 ]
 
 
-def test_a_suffix_array_is_sorted():
+def test_suffix_array_is_sorted():
   built = corpus_lib.build([*DOCUMENTS, [], [1, 1, 1, 1, 1, 1, 1]])
   tokens = built.tokens.tolist()
   assert tokens.count(corpus_lib.BREAK) == 13
@@ -174,7 +174,7 @@ def test_a_suffix_array_is_sorted():
   assert sorted(built.places) == list(range(len(tokens)))
 
 
-def test_the_corpus_is_asked_for_the_longest_end_that_it_has():
+def test_corpus_lookup_uses_the_longest_matching_suffix():
   """And gives every continuation, none across the end of a document."""
   built = jax.tree.map(jnp.asarray, corpus_lib.build(DOCUMENTS))
   buffers, lengths = texts(150, words=4, seed=1)
@@ -198,7 +198,7 @@ def test_the_corpus_is_asked_for_the_longest_end_that_it_has():
   assert {0, 1, MOST} <= matches
 
 
-def test_of_many_occurrences_the_share_of_each_continuation_stays():
+def test_hit_limit_preserves_continuation_frequencies():
   documents = [[7, 1]] * 30 + [[7, 2]] * 60 + [[7, 3]] * 10
   built = jax.tree.map(jnp.asarray, corpus_lib.build(documents))
   actual = corpus_lib.in_corpus(
@@ -209,7 +209,7 @@ def test_of_many_occurrences_the_share_of_each_continuation_stays():
   assert (actual.match[0] == 1).all()
 
 
-def test_of_a_corpus_nothing_is_taken_from_an_unknown_token_on():
+def test_corpus_continuations_stop_at_out_of_vocab_tokens():
   search = suffix.Search(
     depth=3, max_hits=4, max_match=3, nodes_per_match=1.0, min_prob=0.1,
     own_text=False, corpus=True, vocab_size=5,
@@ -227,7 +227,7 @@ def test_of_a_corpus_nothing_is_taken_from_an_unknown_token_on():
   assert (actual.match[0] == 1).all()
 
 
-def test_both_sources_are_one_tree():
+def test_text_and_corpus_hits_merge_into_one_tree():
   """Nodes are counted once, and worth what the better of both gives them."""
   built = jax.tree.map(jnp.asarray, corpus_lib.build(DOCUMENTS))
   buffers, lengths = texts(60, words=4, seed=2)
@@ -252,7 +252,7 @@ def test_both_sources_are_one_tree():
   assert shared > 5
 
 
-def test_what_begins_alike_is_joined():
+def test_shared_prefixes_are_merged():
   tokens = jnp.array([[[1, 2, 3], [1, 2, 4], [5, 2, 3], [1, 2, 3]]])
   present = jnp.ones_like(tokens, bool).at[0, 2, 2].set(False)
   actual, parents = tries.merge(tokens, present)
@@ -268,7 +268,7 @@ def test_what_begins_alike_is_joined():
     (dict(min_prob=1.5), r"min_prob must be in \[0, 1\], got 1.5"),
   ],
 )
-def test_settings_that_cannot_be_are_refused(changes, words):
+def test_invalid_settings_and_corpora_are_rejected(changes, words):
   with pytest.raises(ValueError, match=words):
     suffix.suffix(**dict(nodes=6, tokens=4) | changes)
   for documents in ([], [[]], [[1, -1]]):

@@ -80,12 +80,12 @@ def under(policy, draft=drafters.model):
 
 
 @pytest.mark.parametrize(("policy", "rule"), CASES)
-def test_a_round_under_a_policy_has_the_targets_law(policy, rule):
+def test_round_with_policy_matches_target_distribution(policy, rule):
   assert error(under(POLICIES[policy]), rule, ROUNDS[policy]) < LIMIT
 
 
 @pytest.mark.parametrize("policy", ["confidence", "survival"])
-def test_policies_end_some_of_the_drafts_that_are_enumerated(policy):
+def test_policies_stop_enumerated_drafts_at_different_depths(policy):
   decoder = specjax.make_decoder(MODEL, drafter=under(POLICIES[policy]))
   state = learned(decoder, ROUNDS[policy])
   every = exact.drafts(decoder, params(), state)

@@ -73,7 +73,7 @@ of_table = lambda *args: forms.table_drafter(VOCAB, *args)
     "dynamic tree", "mixed", "lanes",
   ],
 )  # fmt: skip
-def test_a_drafter_that_says_the_truth_passes(drafter, method):
+def test_correct_drafters_pass(drafter, method):
   assert check(drafter).method == method
 
 
@@ -182,12 +182,12 @@ def by_its_twins_token(draft, context):
     "neighbor", "dropped", "elder", "axes",
   ],
 )  # fmt: skip
-def test_a_drafter_that_lies_is_caught(drafter, words):
+def test_incorrect_drafters_are_caught(drafter, words):
   with pytest.raises(ValueError, match=words):
     check(drafter)
 
 
-def test_draws_of_its_own_are_held_against_the_laws_by_sampling():
+def test_private_draws_are_checked_by_sampling():
   """A drafter that draws with keys of its own, truly and not."""
 
   def own_draws(draft, context, bend):
@@ -231,7 +231,7 @@ def drawn_with_its_keys(params, state, cache, context):
   return draft, state, cache
 
 
-def test_keys_of_a_draft_are_none_of_the_loops(monkeypatch):
+def test_drafter_keys_are_disjoint_from_verification_keys(monkeypatch):
   """The mutant gives a draft the keys that the loop verifies with."""
   drafter = dataclasses.replace(of_table(chain(1)), propose=drawn_with_its_keys)
   assert check(drafter).method == "sampled"
@@ -277,13 +277,13 @@ def drawn_alike(keys_of, nodes):
   ],
   ids=["chain", "siblings", "rounds"],
 )
-def test_a_coin_that_is_used_twice_is_found(keys_of, nodes, words):
+def test_reused_random_numbers_are_detected(keys_of, nodes, words):
   """Each token follows its law, and the text does not."""
   with pytest.raises(ValueError, match=words):
     check(drawn_alike(keys_of, nodes))
 
 
-def test_coins_of_positions_are_used_once():
+def test_per_position_keys_are_not_flagged_as_reused():
   """The purpose of `Context.row_keys`."""
   of_position = lambda c, n: jax.vmap(jax.random.fold_in)(
     c.row_keys, c.length + n
@@ -291,7 +291,7 @@ def test_coins_of_positions_are_used_once():
   assert check(drawn_alike(of_position, chain(1))).method == "sampled"
 
 
-def test_rare_tokens_are_no_alarm_and_none_may_come_too_often():
+def test_sampling_check_allows_rare_tokens_but_not_excess():
   laws = np.tile([1 - 3e-7, 2e-7, 1e-7], (4096, 1))
   everywhere = np.ones(4096, bool)
   tokens = np.zeros(4096, np.int32)
@@ -301,7 +301,7 @@ def test_rare_tokens_are_no_alarm_and_none_may_come_too_often():
   assert samples._test(laws, tokens, everywhere)[0] < 1e-12
 
 
-def test_siblings_of_different_laws_are_not_independent():
+def test_mislabeled_iid_siblings_are_rejected():
   """Rules read one law for all of them: a silent loss, were it not refused."""
 
   def two_laws(draft, context):

@@ -80,17 +80,17 @@ ALWAYS = {
     for name in CASES
   ],
 )
-def test_a_round_has_the_law_of_its_own_path(name):
+def test_penalized_round_matches_path_dependent_target(name):
   assert error(*CASES[name], **ALL) < LIMIT
 
 
-def test_a_penalized_law_is_warped_and_a_pass_narrowed_as_any_other():
+def test_penalties_compose_with_warping_and_narrow_passes():
   case = CASES["nodes that are not there"]
   assert error(*case, widths=(1, 3), temperature=0.7, top_p=0.9, **ALL) < LIMIT
 
 
 @pytest.mark.slow
-def test_a_greedy_law_is_of_its_own_path():
+def test_penalized_greedy_round_matches_path_dependent_target():
   assert error(*CASES["chain, token"], temperature=0.0, **ALL) < LIMIT
 
 
@@ -110,6 +110,6 @@ _path_tokens = penalties.path_tokens
 
 
 @pytest.mark.parametrize("mutant", [committed_alone, siblings_too])
-def test_who_counts_other_tokens_is_caught(monkeypatch, mutant):
+def test_wrong_penalty_token_counts_are_caught(monkeypatch, mutant):
   monkeypatch.setattr(penalties, "path_tokens", mutant)
   assert error(*CASES["paths, traversal"], **ALL) > 1e-4

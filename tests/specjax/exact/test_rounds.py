@@ -75,7 +75,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("drafter", "rule"), CASES)
-def test_a_round_has_the_targets_law(drafter, rule):
+def test_round_matches_target_distribution(drafter, rule):
   assert error(drafter, rule) < LIMIT
 
 
@@ -87,7 +87,7 @@ def test_a_round_has_the_targets_law(drafter, rule):
     ("parents are data", "traversal", (2, 3, 4)),
   ],
 )
-def test_a_round_has_the_targets_law_whatever_pass_its_draft_fits(
+def test_round_matches_target_distribution_at_any_pass_width(
   form, rule, widths
 ):
   assert error(SOUND[form][0], rule, widths) < LIMIT
@@ -110,23 +110,23 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_breaks_the_shape_law_is_caught(name):
+def test_invalid_draft_shapes_are_caught(name):
   drafter, rule = BROKEN[name]
   assert error(drafter, rule) > 1e-3
 
 
 @pytest.mark.parametrize("rule", ["recursive", "traversal"])
-def test_rules_that_test_in_turn_allow_a_sibling_after_its_elder(rule):
+def test_sequential_rules_allow_shape_from_previous_siblings(rule):
   late = forms.masked(of_table(FAMILY), forms.after_its_elder)
   assert error(late, rule) < LIMIT
 
 
-def test_match_allows_any_shape_whatever_decided_it():
+def test_match_allows_value_dependent_shapes():
   for present in (forms.dropped_for_its_value, forms.reranked_by_its_tokens):
     assert error(forms.masked(of_table(FAMILY), present), "match") < LIMIT
 
 
-def test_a_lane_that_is_verified_is_caught():
+def test_verifying_a_lane_is_caught():
   """The lane is told to the rule as the drafted token's child."""
   sound = forms.with_lanes(VOCAB)
   tree = Tree((-1, 0, 1))
@@ -159,14 +159,14 @@ def without_temperature(logits, settings):
 
 
 @pytest.mark.parametrize("warp", [mask_before_temperature, without_temperature])
-def test_a_verifier_that_warps_otherwise_is_caught(warp):
+def test_verifier_with_different_warp_is_caught(warp):
   settings = dict(temperature=2.0, top_p=0.8)
   assert error(of_table(CHAIN), "token", **settings) < LIMIT
   with mutation.verifier_warps(warp):
     assert error(of_table(CHAIN), "token", **settings) > 1e-3
 
 
-def test_a_state_of_several_rows_is_refused():
+def test_multi_row_state_is_rejected():
   decoder = specjax.make_decoder(
     toys.table_model(VOCAB), drafter=of_table(CHAIN)
   )

@@ -18,7 +18,7 @@ _FAST = ("token", "match", "typical", "decoding_uno")
     for n in sorted(set(rules.RULES) - NOISY)
   ],
 )
-def test_a_rule_is_what_it_says(name):
+def test_rules_match_their_declared_losslessness(name):
   rule = rules.get(name)
   actual = exact.check_rule(rule)
   assert actual.num_cases >= 7
@@ -63,19 +63,19 @@ def broken(name, **changes):
     "lossless and reports",
   ],
 )  # fmt: skip
-def test_a_rule_that_lies_is_caught(rule, words):
+def test_incorrect_rules_are_caught(rule, words):
   with pytest.raises(ValueError, match=words):
     exact.check_rule(rule)
 
 
-def test_a_rule_that_reports_nothing_is_known_as_one():
+def test_rule_reporting_no_distance_is_recognized():
   silent = broken("typical", total_variation=lambda said, target: None)
   actual = exact.check_rule(silent)
   assert not actual.reports
   assert actual.total_variation > 0.01
 
 
-def test_a_rule_that_takes_no_tree_is_not_checked():
+def test_rule_rejecting_every_tree_raises():
   def refuse(tree, siblings):
     raise ValueError("none")
 

@@ -123,7 +123,7 @@ sound_twin = functools.cache(decoded)
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_a_broken_loop_is_caught(name):
+def test_broken_loops_are_caught(name):
   tree, options = LOOPS[name]
   options = dict(options)
   assert is_sound(sound_twin(tree), tree)

@@ -426,7 +426,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_a_broken_rule_is_caught(name):
+def test_broken_rules_are_caught(name):
   mutant, twin, *case = RULES[name]
   assert error(twin, *case) < LIMIT
   assert error(mutant, *case) > LIMIT
@@ -443,7 +443,7 @@ def block_law(rule, p, q):
   return law.output.sum(1)
 
 
-def test_numbers_that_were_reported_of_real_bugs():
+def test_mutants_reproduce_numbers_from_real_bugs():
   # OpenVINO, enumerated by hand: (.94, .06) where (.5, .5) is right.
   broken = RULES["ratio of a fresh token"][0]
   p, q = (0.9, 0.1), (0.5, 0.5)

@@ -45,7 +45,9 @@ C = (P, Q)
     (C, 2, 3, 64, 1.8006069181),
   ],
 )
-def test_acceptance_of_hand_examples(laws, depth, count, bins, value):
+def test_acceptance_matches_hand_computed_examples(
+  laws, depth, count, bins, value
+):
   p, q, *later = laws
   target = lambda text: later[0] if later and len(text) > 1 else q
   actual, error = summed(
@@ -62,7 +64,7 @@ def handed_out(node):
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("vocab", [3, 6])
-def test_what_types_get_adds_up_to_all_scores(vocab):
+def test_type_score_distributions_sum_to_all_scores(vocab):
   rng = np.random.default_rng(vocab)
   scores, masses = rng.dirichlet(np.ones(8), 20), rng.dirichlet(
     np.ones(vocab), 20
@@ -89,7 +91,7 @@ def test_what_types_get_adds_up_to_all_scores(vocab):
 
 
 @pytest.mark.usefixtures("x64")
-def test_knots_that_fit_no_token_stay_lossless():
+def test_coarse_ratio_types_accept_less_but_stay_lossless():
   """The way of large vocabularies: less is accepted, and nothing is off."""
   p, q = toys.context_laws(3, seed=5, warp_settings={}, zeros=True)
   tree = Tree((-1, 0, 0, 1))
@@ -100,7 +102,7 @@ def test_knots_that_fit_no_token_stay_lossless():
   assert actual < best - 1e-4
 
 
-def test_in_float32_a_large_vocabulary_is_close_to_float64():
+def test_float32_matches_float64_at_large_vocabulary():
   vocab, tree = 131_072, paths(2, 2)
   rng = np.random.default_rng(0)
   p = rng.dirichlet(np.full(vocab, 0.05), 2)
@@ -132,7 +134,7 @@ def test_in_float32_a_large_vocabulary_is_close_to_float64():
   assert (np.abs(single[1] - double[1]).sum(-1) / 2 < 2e-5).all()
 
 
-def test_types_of_a_ratio_beyond_float32_are_finite():
+def test_ratios_overflowing_float32_give_finite_types():
   """As of a denormal p, which a CPU takes for 0; hence a q of 5."""
   q, p = log([[0.3, 5.0]]), log([[0.6, 1.2e-38]])
   q, p = jnp.asarray(q, jnp.float32), jnp.asarray(p, jnp.float32)
@@ -145,7 +147,7 @@ def test_types_of_a_ratio_beyond_float32_are_finite():
   np.testing.assert_allclose(types.excess, 5, rtol=1e-6)
 
 
-def test_trees_that_are_not_all_there_are_refused():
+def test_masked_branches_and_non_iid_siblings_are_rejected():
   masked = Tree((-1, 0, 0), form=Form.MASKED)
   RULE.check(Tree((-1, 0, 1), form=Form.MASKED), IID)
   with pytest.raises(ValueError, match="form is fixed, got one that is masked"):

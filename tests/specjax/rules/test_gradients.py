@@ -47,7 +47,9 @@ CASES = [case for name in rules.RULES for case in cases(name, rules.get(name))]
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name, tree, siblings", CASES)
-def test_gradient_of_the_accepted_length(name, tree, siblings):
+def test_accepted_length_gradient_matches_finite_differences(
+  name, tree, siblings
+):
   """Finite, and the slope of finite differences: random drafts, some zeros."""
   rng = np.random.default_rng(0)
   shape = (ROWS, tree.num_nodes, VOCAB)

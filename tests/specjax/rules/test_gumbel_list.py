@@ -66,7 +66,7 @@ def laws(seed, length):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_the_text_follows_the_target(count):
+def test_output_distribution_matches_target(count):
   samples = 1_000_000
   p, q = laws(0, 2), laws(1, 3)
   tokens, depth, last, node = map(
@@ -92,7 +92,7 @@ def test_the_text_follows_the_target(count):
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_matches_are_at_least_the_list_matching_bound(count):
+def test_acceptance_meets_list_matching_bound(count):
   samples = 200_000
   for seed in range(3):
     p, q = laws(seed, 1)[0], laws(seed + 10, 2)
@@ -126,7 +126,7 @@ def texts_of(rule, *, samples):
   return np.asarray(state.tokens[:, 1 : 1 + new])
 
 
-def test_noise_may_be_met_again_in_the_next_round():
+def test_reused_noise_biases_block_but_not_gumbel_list():
   """A token that was not accepted leaves its noise to the round after it.
 
   `gumbel_list` uses noise of a position once, whoever drafted there; a rule
@@ -151,7 +151,7 @@ def test_noise_may_be_met_again_in_the_next_round():
   assert error(dataclasses.replace(block, with_noise=True)) > limit
 
 
-def test_it_needs_paths_drawn_with_shared_noise():
+def test_separate_paths_with_shared_noise_are_required():
   with pytest.raises(ValueError, match="shared_noise"):
     RULE.check(tree.chain(2), IID)
   with pytest.raises(ValueError, match="separate paths"):

@@ -76,7 +76,7 @@ ZEROS = instances.random_laws(20, 5, seed=1, zeros=True)
 
 
 @pytest.mark.parametrize("name", PI)
-def test_the_law_that_comes_out_is_the_one_a_hand_computes(name):
+def test_output_matches_hand_computed_distribution(name):
   accepted, law = outcome(name, P[None], Q[None])
   np.testing.assert_allclose(law[0], PI[name], atol=1e-12)
   assert accepted[0] == pytest.approx(np.minimum(P, PI[name]).sum(), abs=1e-12)
@@ -127,14 +127,14 @@ def block_error(name, shape, zeros=False):
 
 
 @pytest.mark.parametrize("name", BETWEEN)
-def test_over_a_block_the_joint_law_is_that_of_pi(name):
+def test_block_joint_distribution_matches_pi(name):
   for zeros in (False, True):
     error, _ = block_error(name, tree.chain(2), zeros)
     assert error < LIMIT
 
 
 @pytest.mark.parametrize("base", known_target.BASES)
-def test_any_base_has_the_law_of_pi(base):
+def test_every_base_rule_matches_pi_over_a_block(base):
   name = f"contrastive(alpha=0.1, beta=0.5, base={base!r})"
   shape = tree.paths(2, 2) if base in MULTI else tree.chain(2)
   error, away = block_error(name, shape)
@@ -143,7 +143,7 @@ def test_any_base_has_the_law_of_pi(base):
 
 
 @pytest.mark.parametrize("base", ["recursive", "traversal"])
-def test_equal_siblings_of_which_one_goes_on_are_one_text(base):
+def test_equal_siblings_with_one_continuation_match_pi(base):
   """Only the second is continued; the first token's law is pi's, however."""
   draft, target, _, p, q = laws_of_contexts(False)
   rule = rules.get(f"ensemble(weight=0.4, base={base!r})")
@@ -161,7 +161,7 @@ def test_equal_siblings_of_which_one_goes_on_are_one_text(base):
 
 
 @pytest.mark.parametrize("name", STRICT)
-def test_with_nothing_relaxed_it_is_lossless(name):
+def test_strict_parameters_are_lossless(name):
   for p, q in (LAWS, ZEROS):
     accepted, law = outcome(name, p, q)
     np.testing.assert_allclose(law, q, atol=LIMIT)
@@ -169,7 +169,7 @@ def test_with_nothing_relaxed_it_is_lossless(name):
 
 
 @pytest.mark.parametrize("name", FREE)
-def test_with_all_relaxed_all_is_accepted(name):
+def test_fully_relaxed_parameters_accept_every_draft(name):
   for p, q in (LAWS, ZEROS):
     accepted, law = outcome(name, p, q)
     np.testing.assert_allclose(law, p, atol=LIMIT)
@@ -179,7 +179,7 @@ def test_with_all_relaxed_all_is_accepted(name):
 # ------------------------------------------------- what is not there, refusals
 
 
-def test_where_nothing_is_drafted_the_target_speaks():
+def test_missing_draft_nodes_fall_back_to_target():
   """Of two drafted nodes the second is not there; its law must not be read."""
   p, q = jnp.log(jnp.asarray(P)), jnp.log(jnp.asarray(Q))
   draft = Draft(
@@ -197,7 +197,7 @@ def test_where_nothing_is_drafted_the_target_speaks():
   np.testing.assert_allclose(after, [Q], atol=1e-12)
 
 
-def test_a_certain_token_is_a_point_mass():
+def test_deterministic_draft_is_treated_as_point_mass():
   q = jnp.log(jnp.asarray(Q))
   draft = Draft(
     tree=tree.chain(1), siblings=siblings.GIVEN,
@@ -210,7 +210,7 @@ def test_a_certain_token_is_a_point_mass():
   np.testing.assert_allclose(actual.total_variation, [[0.4, 0]], atol=1e-12)
 
 
-def test_a_base_checks_the_tree():
+def test_base_rule_validates_tree_and_siblings():
   with pytest.raises(ValueError, match="single path"):
     rules.get("fuzzy").check(tree.k_ary(2), siblings.IID)
   by_recursion = rules.get("fuzzy(base='recursive')")

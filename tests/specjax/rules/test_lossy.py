@@ -29,7 +29,7 @@ def distance(p, q):
 
 
 @pytest.mark.parametrize("name", LOSSY)
-def test_reported_distance_is_that_of_the_enumerated_law(name):
+def test_reported_distance_matches_enumerated_distribution(name):
   for p, q in zip(*instances.random_laws(10, 4, seed=0), strict=True):
     law = one_token(name, p, q)
     actual = law.output.sum(1)  # the first token's law
@@ -78,7 +78,7 @@ def test_typical_takes_the_longest_acceptable_path():
   assert len(seen) > 4
 
 
-def test_synthetic_acceptance_is_of_its_rates_along_the_first_children():
+def test_synthetic_accepts_first_children_at_given_rates():
   shape = tree.Tree((-1, 0, 0, 1, 1, 3))
   draft = Draft(
     tree=shape, siblings=siblings.IID, tokens=jnp.array([[0, 1, 1, 2, 0, 1]]),
@@ -105,7 +105,7 @@ def test_top_beta_with_beta_one_or_tau_zero_is_greedy():
       assert mass == pytest.approx(emitted.sum(), abs=1e-12)
 
 
-def test_top_beta_says_how_far_its_bonus_is_from_the_target():
+def test_top_beta_reports_bonus_distance_from_target():
   p, q = np.full(4, 0.25), np.array([0.4, 0.3, 0.2, 0.1])
   draft = Draft(
     tree=tree.chain(1), siblings=siblings.IID, tokens=jnp.array([[0, 1]]),
@@ -130,13 +130,13 @@ def test_top_beta_says_how_far_its_bonus_is_from_the_target():
     "ensemble(base='best')", "fuzzy(threshold=-1)", "cascade_token(version=4)",
   ],
 )  # fmt: skip
-def test_parameters_out_of_range_are_refused(name):
+def test_invalid_parameters_are_rejected(name):
   with pytest.raises(ValueError, match=name.partition("(")[0]):
     rules.get(name)
 
 
 @pytest.mark.parametrize("top_k, first", [(2, 0), (2, 1), (1, 2)])
-def test_blockwise_accepts_by_rank_and_the_first_of_a_block(top_k, first):
+def test_blockwise_accepts_top_ranks_and_min_accepted(top_k, first):
   """A certain path, by hand: ranks of the target, and so many in any case."""
   q = np.random.default_rng(3).dirichlet(np.ones(5), 4)
   rule = rules.get(f"blockwise(top_k={top_k}, min_accepted={first})")
@@ -164,9 +164,7 @@ def test_blockwise_accepts_by_rank_and_the_first_of_a_block(top_k, first):
 @pytest.mark.parametrize(
   ("count", "expected"), [(1, [1]), (3, [0, 1, 3]), (9, [0, 1, 3, 4])]
 )
-def test_the_likeliest_are_the_first_of_equal_ones_and_none_without_mass(
-  count, expected
-):
+def test_likeliest_breaks_ties_by_index_and_skips_zero_mass(count, expected):
   law = jnp.log(jnp.array([[0.2, 0.3, 0.0, 0.3, 0.2], [0, 0, 1.0, 0, 0]]))
   actual = by_rank.likeliest(law, count)
   assert np.flatnonzero(actual[0]).tolist() == expected
@@ -180,9 +178,7 @@ def test_the_likeliest_are_the_first_of_equal_ones_and_none_without_mass(
     ("blockwise(top_k=2)", [0.6, 0.3, 0.1], [0.7, 0.0, 0.0]),
   ],
 )
-def test_a_path_that_is_cut_short_ends_as_a_whole_one_does(
-  name, after, distances
-):
+def test_truncated_path_ends_like_a_full_path(name, after, distances):
   """Of two drafted nodes the second is not there: no draft is refused there."""
   law = jnp.log(jnp.array([[[0.6, 0.3, 0.1]] * 3]))
   point = jnp.where(jnp.arange(3) == 1, 0.0, -jnp.inf)

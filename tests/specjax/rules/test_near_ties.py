@@ -42,7 +42,7 @@ def near_laws(dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", rules.RULES)
-def test_what_is_left_of_near_equals_sums_to_one(name, dtype, request):
+def test_near_tie_residuals_sum_to_one(name, dtype, request):
   if dtype == "float64":
     request.getfixturevalue("x64")
   rule = rules.get(name)

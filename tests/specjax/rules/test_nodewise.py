@@ -14,7 +14,7 @@ from specjax.types import Draft
 VOCAB = 6
 
 
-def test_what_is_deeper_than_the_bounds_is_nowhere_reached():
+def test_nodes_beyond_max_depth_are_never_reached():
   """In a tree of two levels a third one hangs: its nodes are not there."""
   tree = Tree((-1, 0, 1, 1), form=Form.FREE)
   rng = np.random.default_rng(0)
@@ -32,7 +32,7 @@ def test_what_is_deeper_than_the_bounds_is_nowhere_reached():
     assert actual.node_probs[0, 3] == 0
 
 
-def test_equal_paths_lose_the_same():
+def test_equal_paths_report_equal_total_variation():
   """A lossy rule's distance stands at a node, and at one that equals it."""
 
   def decide(target_log_probs, draft_log_probs, tokens, valid):

@@ -28,7 +28,7 @@ def laws(vocab):
 
 
 @pytest.mark.parametrize(("count", "vocab"), [(2, 4), (3, 3)])
-def test_no_rule_beats_transport_and_transport_is_the_optimum(count, vocab):
+def test_transport_attains_the_optimum_and_bounds_other_rules(count, vocab):
   optimum = np.array(
     [theory.iid_optimum(p, q, count) for p, q in zip(*laws(vocab), strict=True)]
   )
@@ -46,7 +46,7 @@ def test_no_rule_beats_transport_and_transport_is_the_optimum(count, vocab):
 
 
 @pytest.mark.parametrize("name", ["transport", "recursive", "kseq", "match"])
-def test_more_drafts_are_never_worse(name):
+def test_more_drafts_never_reduce_acceptance(name):
   one, two, three = (many(name, count) for count in (1, 2, 3))
   assert (one <= two + 1e-9).all()
   assert (two <= three + 1e-9).all()

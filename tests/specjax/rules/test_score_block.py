@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 RULE = rules.get("score_block")
 
 
-def test_levels_of_one_size_are_one_program():
+def test_equal_size_levels_share_one_loop():
   def loops(tree):
     rows = jax.ShapeDtypeStruct((1, tree.num_nodes, 5), jnp.float64)
     tokens = jax.ShapeDtypeStruct((1, tree.num_nodes), jnp.int32)
@@ -31,7 +31,7 @@ def test_levels_of_one_size_are_one_program():
   assert loops(k_ary(2, 2, 2)) > loops(k_ary(2, 2))
 
 
-def test_one_token_is_accepted_nearly_as_often_as_pairs_can_be():
+def test_single_token_acceptance_is_near_pair_optimum():
   p, q = instances.random_laws(40, 4, seed=6)
   actual, output = instances.at_one_position(RULE, p, q, 2, WITHOUT_REPLACEMENT)
   assert np.abs(output - q).max() < 1e-12
@@ -61,6 +61,6 @@ def pairs_in(tokens, law):
     (Tree((-1, 0, 1), form=Form.MASKED), WITHOUT_REPLACEMENT, "form is"),
   ],
 )  # fmt: skip
-def test_other_trees_and_siblings_are_refused(tree, siblings, words):
+def test_unsupported_trees_and_siblings_are_rejected(tree, siblings, words):
   with pytest.raises(ValueError, match=words):
     RULE.check(tree, siblings)

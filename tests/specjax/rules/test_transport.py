@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 
 @pytest.mark.parametrize(("vocab", "count"), [(3, 2), (4, 3), (5, 2)])
-def test_linear_programme_set_formula_and_sort_agree(vocab, count):
+def test_linear_program_set_formula_and_sort_agree(vocab, count):
   for p, q in zip(*instances.random_laws(6, vocab, seed=vocab), strict=True):
     drafts = np.array([*itertools.product(range(vocab), repeat=count)])
     value, shipped = acceptances.plan(drafts, p[drafts].prod(1), q)
@@ -32,7 +32,7 @@ def test_linear_programme_set_formula_and_sort_agree(vocab, count):
 
 
 @pytest.mark.parametrize("count", [2, 3, 8])
-def test_single_tokens_are_optimal_to_rounding_at_a_thousand_tokens(count):
+def test_single_token_classes_are_optimal_at_1k_vocab(count):
   for seed in range(2):
     p, q = (x[0] for x in instances.random_laws(1, 1000, seed=seed))
     accepted, law = value(p, q, count)
@@ -41,7 +41,7 @@ def test_single_tokens_are_optimal_to_rounding_at_a_thousand_tokens(count):
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 8])
-def test_classes_reach_999_thousandths_of_the_optimum_at_128k(count):
+def test_classes_reach_99_9_percent_of_optimum_at_128k_vocab(count):
   with jax.enable_x64(False):
     for seed, concentration in ((0, 1.0), (1, 0.05)):
       rng = np.random.default_rng(seed)

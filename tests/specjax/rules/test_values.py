@@ -36,11 +36,13 @@ def accepted(name, p, q, count, siblings=IID):
     ("match", TOP_K, 0.5),
   ],
 )
-def test_hand_computed_acceptance_of_two_drafts(name, siblings, value):
+def test_two_draft_acceptance_matches_hand_computed_values(
+  name, siblings, value
+):
   assert accepted(name, P, Q, 2, siblings)[0] == pytest.approx(value, abs=1e-6)
 
 
-def test_hub_pairs_reach_the_optimum_of_their_own_law():
+def test_hub_reaches_optimum_for_its_draft_distribution():
   p, q = instances.random_laws(15, 4, seed=6)
   actual = accepted("hub", p, q, 2, HUB)
   pairs = np.array([(a, b) for a in range(4) for b in range(4)])
@@ -55,7 +57,7 @@ def test_hub_pairs_reach_the_optimum_of_their_own_law():
 
 
 @pytest.mark.parametrize("count", [2, 8])
-def test_the_scale_of_kseq_in_float32_at_128k_tokens(count):
+def test_kseq_scale_is_accurate_in_float32_at_128k_vocab(count):
   """A root to rounding, on the valid side of it up to rounding."""
   for seed, noise in ((0, 1.0), (1, 0.01), (2, 0.0)):
     p, q = instances.random_laws(1, 128_000, seed=seed)
@@ -79,7 +81,7 @@ def test_the_scale_of_kseq_in_float32_at_128k_tokens(count):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_greedy_drafts_reach_the_optimum_of_their_own_law(count):
+def test_greedy_draft_reaches_optimum_for_its_distribution(count):
   p, q = instances.random_laws(10, 4, seed=4)
   actual = accepted("greedy_draft", p, q, count, GREEDY)
   for i in range(len(p)):
@@ -95,7 +97,7 @@ def test_greedy_drafts_reach_the_optimum_of_their_own_law(count):
     assert actual[i] == pytest.approx(closed, abs=1e-12)
 
 
-def test_kseq_is_at_the_root_and_the_root_is_the_least_valid_scale():
+def test_kseq_scale_is_the_root_and_smallest_valid_scale():
   p, q = instances.random_laws(200, 5, seed=6)
   for count in (1, 2, 4):
     scale = np.asarray(
@@ -118,7 +120,7 @@ def test_kseq_is_at_the_root_and_the_root_is_the_least_valid_scale():
     assert ((q - taken).min(1)[inside] < 0).all()
 
 
-def test_deterministic_drafts_are_accepted_if_the_target_draws_one():
+def test_deterministic_draft_acceptance_equals_target_mass():
   # EAGLE's rule of one-hot drafts has the law and acceptance of `match`.
   p, q = instances.random_laws(20, 4, seed=9)
   top = np.sort(np.argsort(-p, axis=1)[:, :2], axis=1)
@@ -132,7 +134,7 @@ def test_deterministic_drafts_are_accepted_if_the_target_draws_one():
 # ------------------------------------------------------------- paths and trees
 
 
-def test_block_verification_of_the_papers_example():
+def test_token_and_block_match_paper_example():
   # p = (2/3, 1/3), q = (1/3, 2/3), two steps: 10/9 and 11/9.
   p, q = np.array([2, 1]) / 3, np.array([1, 2]) / 3
   for name, value in (("token", 10 / 9), ("block", 11 / 9)):
@@ -149,7 +151,7 @@ def test_block_verification_of_the_papers_example():
     ("traversal", 38 / 27), ("multipath_block", 131 / 81),
   ],
 )  # fmt: skip
-def test_two_paths_of_two_tokens_by_hand(name, value):
+def test_two_path_acceptance_matches_hand_computed_values(name, value):
   p, q = np.array([2, 1]) / 3, np.array([1, 2]) / 3
   law = exact.block_law(
     rules.get(name), tree_lib.paths(2, 2), lambda c: p, lambda c: q
@@ -169,7 +171,7 @@ def markov_laws(seed, vocab=3):
 @pytest.mark.parametrize(
   "name", ["traversal", "multipath_block", "score_block"]
 )
-def test_on_a_chain_tree_rules_are_block_verification(name):
+def test_tree_rules_on_a_chain_match_block_verification(name):
   for seed in range(3):
     p, q = markov_laws(seed)
     block = exact.block_law(rules.get("block"), tree_lib.chain(3), p, q)

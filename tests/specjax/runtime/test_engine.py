@@ -45,7 +45,7 @@ def counts(actual):
   }
 
 
-def test_a_pair_copies_no_cache_and_sends_what_it_must():
+def test_model_pair_has_no_cache_copies_and_expected_collectives():
   """Left alone, XLA:TPU turns arrays of 80 channels over, to pad them less.
 
   A layer has two sums over devices, the embedding one.
@@ -65,7 +65,7 @@ def test_a_pair_copies_no_cache_and_sends_what_it_must():
 
 
 @pytest.mark.slow
-def test_a_tree_over_rows_and_devices():
+def test_sharded_tree_has_expected_memory_and_collectives():
   """Llama 3.1 8B in two groups of four devices, which share one flag alone.
 
   It is asked before the loop, and once a round. Another peak is no mistake by
@@ -87,7 +87,7 @@ def test_a_tree_over_rows_and_devices():
   }  # fmt: skip
 
 
-def test_drafting_with_some_sublayers_left_out_copies_no_cache():
+def test_skipping_sublayers_copies_no_cache():
   actual = compiled(
     tree=tree_lib.chain(1),
     skipped=SkippedLayers(attention=(1, 3, 8), mlp=(2, 3, 4)),
@@ -97,7 +97,7 @@ def test_drafting_with_some_sublayers_left_out_copies_no_cache():
   assert actual.temporaries < CACHES / 10
 
 
-def test_programs_carry_no_call_stacks(monkeypatch):
+def test_lowered_programs_contain_no_call_stacks(monkeypatch):
   """XLA:TPU may follow them forever."""
   texts = []
 

@@ -96,7 +96,7 @@ def on_one_device(actual, run):
 
 
 @pytest.mark.parametrize("run", USUAL)
-def test_eight_devices_give_the_tokens_of_one(one_process, run):
+def test_eight_devices_match_one_device(one_process, run):
   assert one_process[run] == on_one_device(one_process, run)
 
 
@@ -107,7 +107,7 @@ def assert_some_are_accepted(actual):
 
 @pytest.mark.slow  # a process each: together they take minutes
 @pytest.mark.parametrize("run", MORE)
-def test_eight_devices_give_them_in_every_way_to_draft(tmp_path, run):
+def test_eight_devices_match_one_device_for_every_drafter(tmp_path, run):
   actual = in_one_process(tmp_path, [run])
   assert actual[run] == on_one_device(actual, run)
   if run != "plain:8x1":
@@ -116,13 +116,13 @@ def test_eight_devices_give_them_in_every_way_to_draft(tmp_path, run):
 
 @pytest.mark.slow  # one run for all
 @pytest.mark.parametrize("run", ON_TWO_PROCESSES)
-def test_two_processes_give_the_tokens_of_one_device(two_processes, alone, run):
+def test_two_processes_match_one_device(two_processes, alone, run):
   assert two_processes[run] == on_one_device(alone, run)
 
 
 @pytest.mark.slow  # three processes each
 @pytest.mark.parametrize("run", FAMILIES)
-def test_two_processes_give_a_family_the_tokens_of_one_device(tmp_path, run):
+def test_two_processes_match_one_device_for_each_family(tmp_path, run):
   actual = decoded(tmp_path, [run], processes=2, devices=4)
   case = run.partition(":")[0]
   actual |= decoded(tmp_path, [f"{case}:alone"], processes=1, devices=1)
@@ -131,11 +131,11 @@ def test_two_processes_give_a_family_the_tokens_of_one_device(tmp_path, run):
 
 
 @pytest.mark.parametrize("case", cases_of(USUAL))
-def test_the_cases_accept_some_tokens_and_reject_others(one_process, case):
+def test_cases_accept_some_tokens_and_reject_others(one_process, case):
   assert_some_are_accepted(one_process[f"{case}:alone"])
 
 
-def test_no_case_is_left_out():
+def test_every_mesh_case_is_covered():
   assert {*cases_of(USUAL + MORE + FAMILIES)} == {*mesh_decoding.CASES}
 
 
@@ -154,7 +154,7 @@ def begun(decoder, params):
   )  # fmt: skip
 
 
-def test_a_request_is_checked_before_it_is_mapped():
+def test_mesh_admit_validates_requests():
   decoder, params = mesh_decoding.table_pair(None)
   state = begun(decoder, params)
   mapped = MeshDecoder.of(decoder, mesh=one_device_mesh())
@@ -168,7 +168,7 @@ def test_a_request_is_checked_before_it_is_mapped():
     ask(7, 30)
 
 
-def test_a_drafter_says_which_axes_of_its_state_are_rows():
+def test_drafter_declares_row_axes_of_its_state():
   decoder, params = mesh_decoding.shared_pair(None)
   state = begun(decoder, params)
 

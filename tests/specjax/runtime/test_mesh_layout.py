@@ -13,7 +13,7 @@ from specjax.runtime.mesh import MeshDecoder
 
 @pytest.mark.usefixtures("x64")  # as `mesh_decoding` runs
 @pytest.mark.parametrize("how", ["eagle3", "dflash", "paths"])
-def test_caches_are_cut_as_their_models_wherever_they_stand(how):
+def test_caches_are_sharded_like_their_models(how):
   """In the state of EAGLE's drafter the cache is one part of several."""
   make = (
     mesh_decoding.head_pair

@@ -70,7 +70,7 @@ def together(one):
   return run(one, *(request(i, s) for i, s in enumerate(SETTINGS)))
 
 
-def test_a_row_is_that_of_an_engine_with_its_settings(one, together):
+def test_row_settings_match_an_engine_with_those_settings(one, together):
   for i, settings in enumerate(SETTINGS):
     engine = dataclasses.replace(
       one, programs={}, **{**settings.overrides(), "max_new_tokens": BUDGET}
@@ -85,7 +85,7 @@ def test_a_row_is_that_of_an_engine_with_its_settings(one, together):
   ]  # fmt: skip
 
 
-def test_a_seed_of_its_own_draws_the_same_wherever_it_stands(one):
+def test_per_request_seed_is_independent_of_row(one):
   wants = Settings(seed=2**32 - 1)
   first, again = (
     run(one, *([request(1)] * at), request(0, wants, stream=0))[at]
@@ -96,7 +96,7 @@ def test_a_seed_of_its_own_draws_the_same_wherever_it_stands(one):
   assert first.token_ids != other.token_ids
 
 
-def test_rows_with_penalties_stand_beside_rows_without(one, together):
+def test_penalized_and_plain_rows_can_share_a_batch(one, together):
   """And they are what plain Python makes of what they want."""
   soon = together[1].token_ids[3]
   wanted = [
@@ -121,7 +121,7 @@ def test_rows_with_penalties_stand_beside_rows_without(one, together):
   assert len(texts | {tuple(together[1].token_ids)}) == 4
 
 
-def test_a_row_that_ignores_ends_goes_on_to_its_budget(one):
+def test_ignore_eos_row_runs_to_its_budget(one):
   ended = dataclasses.replace(one, stop_tokens=(2, 3), programs={})
   greedy = Settings(temperature=0.0)
   ignores = dataclasses.replace(greedy, ignore_eos=True)
@@ -131,7 +131,7 @@ def test_a_row_that_ignores_ends_goes_on_to_its_budget(one):
   assert second.token_ids[: len(first.token_ids)] == first.token_ids
 
 
-def test_a_watched_row_ends_where_its_watch_says(one, together):
+def test_watch_ends_its_row_without_affecting_others(one, together):
   whole = together[0].token_ids
   at = 11
   ends = ends_with(*whole[at - 2 : at])
@@ -151,7 +151,7 @@ def test_a_watched_row_ends_where_its_watch_says(one, together):
 
 
 @pytest.mark.parametrize("at", range(1, 9))
-def test_what_is_counted_of_a_watched_row_is_what_stands(one, together, at):
+def test_watched_row_counters_cover_only_committed_tokens(one, together, at):
   """Wherever the end lies in its round."""
   seen = []
 
@@ -195,7 +195,7 @@ def test_every_prompt_is_in_exactly_one_batch(batch_size):
       assert tuple(tokens[row, : lengths[row]]) == one.token_ids
 
 
-def test_batches_of_what_is_left_are_those_of_the_whole():
+def test_remaining_prompts_form_the_same_batches():
   every = of_lengths([9, 1, 5, 40, 3, 2, 70])
   whole = make_batches(every, batch_size=2, max_width=200)
   done = {p.stream for batch in whole[:1] + whole[2:3] for p in batch.prompts}
@@ -206,7 +206,7 @@ def test_batches_of_what_is_left_are_those_of_the_whole():
   assert left == [whole[1], whole[3]]
 
 
-def test_prompts_of_any_length_are_completed_and_streamed_token_by_token(one):
+def test_stream_matches_complete_and_interleaves_prompts(one):
   prompts = [request(i).token_ids for i in range(3)]
   settings = [Settings(), Settings(temperature=0.0), Settings(max_new_tokens=5)]
   whole = one.complete(prompts, settings)
@@ -221,7 +221,7 @@ def test_prompts_of_any_length_are_completed_and_streamed_token_by_token(one):
   assert {token.prompt for token in streamed[:12]} == {0, 1, 2}
 
 
-def test_texts_are_as_long_as_the_models_have_positions():
+def test_completion_may_fill_all_model_positions():
   short = toys.table_model(11, max_positions=70)
   engine = Engine(
     decoder=specjax.make_decoder(short), params=decoding.PARAMS,
@@ -242,15 +242,13 @@ def test_texts_are_as_long_as_the_models_have_positions():
     ("def", None, r"got a string: encode it.*tokenizer\.encode"),
   ],
 )
-def test_prompts_that_cannot_be_completed_are_refused(
-  one, prompts, settings, message
-):
+def test_invalid_prompts_are_rejected(one, prompts, settings, message):
   for run in (one.complete, lambda *x: list(one.stream(*x))):
     with pytest.raises((TypeError, ValueError), match=message):
       run(prompts, settings)
 
 
-def test_a_stream_ends_where_a_watch_ends_the_completion(one):
+def test_watch_ends_stream_and_completion_at_same_token(one):
   prompt, greedy = [request(1).token_ids], Settings(temperature=0.0)
   (whole,) = one.complete(prompt, greedy)
   ends = ends_with(whole.token_ids[2])

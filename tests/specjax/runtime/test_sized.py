@@ -34,7 +34,7 @@ def sizes(monkeypatch):
   ("drafter", "rule"),
   [("plain", "token"), ("model", "token"), ("paths", "match")],
 )
-def test_the_next_size_is_taken_before_a_row_needs_it(drafter, rule, request):
+def test_program_size_grows_before_a_row_needs_it(drafter, rule, request):
   """Rows of other lengths, of which one ends early, in calls of some rounds."""
   engine = Engine(
     decoder=decoding.make(drafter, rule), params=decoding.PARAMS,

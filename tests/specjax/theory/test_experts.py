@@ -10,7 +10,7 @@ from specjax.theory.experts import Reads, expected_distinct
 
 
 @pytest.mark.parametrize(("count", "chosen"), [(4, 2), (5, 1), (4, 3), (3, 3)])
-def test_the_expectation_is_the_mean_over_all_ways_to_route(count, chosen):
+def test_expected_distinct_matches_enumerated_routings(count, chosen):
   ways = list(itertools.combinations(range(count), chosen))
   for tokens in (0, 1, 2, 3):
     sizes = [
@@ -35,7 +35,7 @@ def qwen3_30b_a3b() -> Reads:
   )
 
 
-def test_the_bytes_of_a_pass_over_qwen3_30b_a3b():
+def test_qwen3_30b_a3b_bytes_per_pass():
   """One token is given 8 experts a layer, eight tokens nearly 52."""
   model = qwen3_30b_a3b()
   distinct = expected_distinct(np.array([1, 4, 8, 16, 64]), 128, 8)
@@ -51,7 +51,7 @@ def test_the_bytes_of_a_pass_over_qwen3_30b_a3b():
 @pytest.mark.parametrize(
   ("count", "chosen", "devices"), [(128, 8, 8), (32, 4, 4), (8, 2, 4)]
 )
-def test_the_busiest_device_is_within_four_hundredths_of_simulations(
+def test_busiest_device_load_is_within_4_percent_of_simulation(
   count, chosen, devices
 ):
   rng = np.random.default_rng(0)
@@ -68,7 +68,7 @@ def test_the_busiest_device_is_within_four_hundredths_of_simulations(
   assert experts.busiest(distinct, count, 1) == pytest.approx(distinct)
 
 
-def test_alone_a_row_gains_little_and_beside_others_as_a_dense_model():
+def test_moe_speedup_is_small_alone_and_dense_like_in_big_batches():
   model = qwen3_30b_a3b()
   gains = {}
   for rows in (1, 4, 64):
@@ -80,7 +80,7 @@ def test_alone_a_row_gains_little_and_beside_others_as_a_dense_model():
   assert throughput.best_num_tokens(0.7, 0.02, 1.0) == 8
 
 
-def test_numbers_out_of_range_are_refused():
+def test_out_of_range_inputs_are_rejected():
   for tokens, chosen in ((1, 5), (np.inf, 2)):
     with pytest.raises(ValueError, match="must be"):
       expected_distinct(tokens, 4, chosen)

@@ -59,7 +59,9 @@ HAND = [
 
 
 @pytest.mark.parametrize("laws, length, count, expected", HAND)
-def test_the_programme_gives_the_hand_values(laws, length, count, expected):
+def test_linear_program_matches_hand_computed_values(
+  laws, length, count, expected
+):
   actual = joint.any_tree(tree_lib.paths(length, count), *laws)
   assert actual.expected_accepted == pytest.approx(float(expected), abs=1e-12)
   assert actual.acceptance[0] == 1
@@ -67,7 +69,7 @@ def test_the_programme_gives_the_hand_values(laws, length, count, expected):
   assert actual.expected_accepted == pytest.approx(total, abs=1e-12)
 
 
-def test_one_path_is_block_verification():
+def test_single_path_optimum_matches_block_verification():
   for seed in range(5):
     draft, target = random_laws(seed, 3)
     block = accepted("block", tree_lib.chain(2), draft, target)
@@ -75,7 +77,7 @@ def test_one_path_is_block_verification():
     assert best.expected_accepted == pytest.approx(block, abs=1e-12)
 
 
-def test_one_token_a_path_is_optimal_transport():
+def test_depth_one_optimum_matches_optimal_transport():
   for seed, count in itertools.product(range(5), (1, 2, 3)):
     draft, target = random_laws(seed, 4)
     best = joint.any_tree(tree_lib.paths(1, count), draft, target)
@@ -92,7 +94,7 @@ def test_one_token_a_path_is_optimal_transport():
     ("hub", "hub"),
   ],
 )
-def test_no_rule_is_above_the_optimum_of_its_drafts(rule, siblings):
+def test_no_rule_exceeds_the_joint_optimum(rule, siblings):
   tree, siblings = tree_lib.k_ary(2, 2), siblings_lib.get(siblings)
   away = []
   for seed in range(4):
@@ -105,7 +107,7 @@ def test_no_rule_is_above_the_optimum_of_its_drafts(rule, siblings):
 
 
 @pytest.mark.parametrize("factor", [1 - 1e-6, 1 + 1e-6])
-def test_a_solution_that_its_dual_contradicts_is_an_error(monkeypatch, factor):
+def test_solution_contradicting_its_dual_raises(monkeypatch, factor):
   real = optimize.linprog
 
   def broken(*args, **options):

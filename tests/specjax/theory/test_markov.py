@@ -7,7 +7,7 @@ import numpy as np
 from specjax.theory import markov
 
 
-def test_a_model_has_the_chains_laws_and_is_uniform_beyond_them():
+def test_model_matches_chain_and_is_uniform_past_horizon():
   pair = markov.random_pair(3, vocab_size=3, horizon=3)
   model, params = markov.language_models(pair)
   text = jnp.array([[2, 0, 1, 2, 1]])  # any root, three tokens, one beyond
@@ -25,7 +25,7 @@ def test_a_model_has_the_chains_laws_and_is_uniform_beyond_them():
   )
 
 
-def test_a_cache_knows_where_the_text_stands():
+def test_cached_continuation_matches_full_pass():
   pair = markov.random_pair(4, vocab_size=4, horizon=3)
   model, params = markov.language_models(pair)
   apply = jax.jit(model.apply)

@@ -53,7 +53,7 @@ def by_hand(pair, num_drafts):
 
 
 @pytest.mark.parametrize("num_drafts", [1, 2, 3, 5])
-def test_the_dynamic_programme_is_the_recursion_over_prefixes(num_drafts):
+def test_dynamic_program_matches_recursion_over_prefixes(num_drafts):
   for seed in range(3):
     pair = markov.random_pair(seed, vocab_size=3, horizon=4)
     actual = rejections.theorem3(pair, num_drafts)
@@ -81,7 +81,7 @@ def expected_rejections(
   "rule, num_drafts, horizon",
   [("token", 1, 3), ("batch", 1, 3), ("batch", 2, 3), ("batch", 3, 2)],
 )
-def test_the_shipped_rules_reject_as_often(rule, num_drafts, horizon):
+def test_rule_rejections_match_theorem_3(rule, num_drafts, horizon):
   pair = markov.random_pair(5, vocab_size=2, horizon=horizon)
   actual = expected_rejections(
     rules.get(rule),
@@ -93,7 +93,7 @@ def test_the_shipped_rules_reject_as_often(rule, num_drafts, horizon):
   assert actual == pytest.approx(expected, abs=1e-10)
 
 
-def test_one_draft_is_theorem_1():
+def test_theorem_3_with_one_draft_equals_theorem_1():
   pair = markov.random_pair(1, vocab_size=4, horizon=6)
   mass, total = pair.target_initial, 0.0
   total += np.maximum(pair.target_initial - pair.draft_initial, 0).sum()
@@ -113,7 +113,7 @@ def repeated(draft, target, horizon):
   )  # fmt: skip
 
 
-def test_hand_example_and_its_scales():
+def test_rejections_match_hand_computed_example():
   pair = repeated(P, Q, 2)
   assert float(rejections.theorem1(pair)) == pytest.approx(0.6, abs=1e-12)
   assert float(rejections.theorem3(pair, 2)) == pytest.approx(0.5256, abs=1e-12)
@@ -124,7 +124,7 @@ def test_hand_example_and_its_scales():
 
 
 @pytest.mark.parametrize("count", range(1, 7))
-def test_closed_forms(count):
+def test_batch_rejection_matches_closed_forms(count):
   for u, v in ((0.3, 0.8), (0.9, 0.4), (0.5, 0.5)):
     actual, _ = rejections.batch_rejection(
       np.array([1 - u, u]), np.array([1 - v, v]), count
@@ -139,7 +139,7 @@ def test_closed_forms(count):
     assert float(actual) == pytest.approx(closed, abs=1e-12)
 
 
-def test_what_the_draft_never_says_is_rejected_however_many_drafts():
+def test_mass_outside_draft_support_is_always_rejected():
   p, q = np.array([0.6, 0.4, 0.0]), np.array([0.2, 0.5, 0.3])
   actual, _ = rejections.batch_rejection(p, q, 400)
   assert float(actual) == pytest.approx(0.3, abs=1e-9)
@@ -147,7 +147,7 @@ def test_what_the_draft_never_says_is_rejected_however_many_drafts():
   assert float(rejections.limit(pair)) == pytest.approx(0.3, abs=1e-12)
 
 
-def test_chains_that_are_none_are_refused():
+def test_invalid_chains_are_rejected():
   good = dict.fromkeys(("draft_initial", "target_initial"), np.full(2, 0.5))
   good |= dict.fromkeys(("draft", "target"), np.full((2, 2, 2), 0.5))
   markov.make_pair(**good)

@@ -19,7 +19,7 @@ REVEALING = Process(
 )
 
 
-def test_constant_acceptance_takes_two_steps_to_a_depth_of_six():
+def test_constant_acceptance_converges_to_depth_six_in_two_steps():
   best = stopping.optimum(CONSTANT, TENTH, 12)
   assert best.rates == pytest.approx((1.0, 2.28525, 2.46964), abs=5e-6)
   assert best.depth == 6
@@ -28,14 +28,14 @@ def test_constant_acceptance_takes_two_steps_to_a_depth_of_six():
   assert stopping.best_static(CONSTANT, TENTH, 12).setting == {"depth": 6}
 
 
-def test_even_odds_of_one_and_three_fifths():
+def test_even_odds_optimum_beats_best_static_depth():
   best = stopping.optimum(EVEN_ODDS, TENTH, 20)
   assert best.rate == pytest.approx(2.5850, abs=5e-5)
   static = stopping.best_static(EVEN_ODDS, TENTH, 20)
   assert (static.setting["depth"], round(static.rate, 4)) == (6, 2.4696)
 
 
-def test_the_myopic_rule_misses_what_drafting_reveals():
+def test_myopic_rule_misses_information_from_drafting():
   costs = Costs(draft=0.2, verify=1.0)
   best = stopping.optimum(REVEALING, costs, 11)
   assert best.rate == pytest.approx(2.0)
@@ -44,7 +44,7 @@ def test_the_myopic_rule_misses_what_drafting_reveals():
   assert stopping.myopic(REVEALING, costs, 11).rate == 1.0
 
 
-def test_with_steps_in_the_cost_edges_of_buckets_compete():
+def test_stepped_verify_cost_favors_bucket_edges():
   verify = lambda fed: 1.0 if fed <= 8 else 1.3 if fed <= 16 else 1.8
   costs = Costs(draft=0.02, verify=verify)
   rates = {k: stopping.static(CONSTANT, costs, k).rate for k in range(20)}
@@ -62,7 +62,7 @@ def random_process(rng, contexts: int) -> Process:
   )
 
 
-def test_no_rule_is_better_by_trying_them_all():
+def test_optimum_matches_exhaustive_search_over_rules():
   """Two contexts, depth three: seven cases in which to stop or to go on."""
   rng = np.random.default_rng(0)
   for _ in range(4):
@@ -96,7 +96,7 @@ def test_no_rule_is_better_by_trying_them_all():
       assert other(process, costs, 3).rate <= best * (1 + 1e-9)
 
 
-def test_what_is_no_process_is_refused():
+def test_invalid_processes_are_rejected():
   for first, most in ((1.0, 1.0), (0.5, 1.5)):
     with pytest.raises(ValueError, match=r"add up to 1|in \[0, 1\]"):
       Process(

@@ -8,7 +8,7 @@ from specjax.tree import chain, k_ary, paths
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.8, 0.999999, 1.0])
-def test_the_recursion_has_the_closed_form(acceptance):
+def test_expected_accepted_matches_recursion_and_series(acceptance):
   for most in range(12):
     value = 0.0
     for k in range(most, -1, -1):
@@ -22,7 +22,7 @@ def test_the_recursion_has_the_closed_form(acceptance):
     )
 
 
-def test_the_calls_of_a_completion_count_the_last_one_that_is_cut():
+def test_expected_calls_count_the_truncated_last_call():
   joint = [0.75, 0.5, 0.25]  # 0, 1, 2 or 3 accepted, a quarter each
   calls = [theory.expected_calls(joint, length) for length in range(6)]
   assert calls[:5] == [0, 1, 1.25, 1.5625, 1.953125]
@@ -39,7 +39,9 @@ def test_the_calls_of_a_completion_count_the_last_one_that_is_cut():
   [(0.6, 2, 1.53, 1.96), (0.7, 3, 1.58, 2.53), (0.8, 2, 1.23, 2.44),
    (0.8, 5, 1.63, 3.69), (0.9, 2, 1.11, 2.71), (0.9, 10, 1.60, 6.86)],
 )  # fmt: skip
-def test_leviathans_table(acceptance, num_tokens, operations, speed):
+def test_leviathan_table_is_reproduced(
+  acceptance, num_tokens, operations, speed
+):
   tokens = theory.tokens_per_cycle(num_tokens, acceptance)
   factors = (
     (num_tokens + 1) / tokens,
@@ -52,7 +54,7 @@ def test_leviathans_table(acceptance, num_tokens, operations, speed):
   "acceptance, cost_ratio, best",
   [(0.5, 0.1, 2), (0.7, 0.05, 6), (0.8, 0.05, 8), (0.9, 0.01, 24)],
 )
-def test_the_best_number_of_tokens(acceptance, cost_ratio, best):
+def test_best_draft_length_maximizes_throughput(acceptance, cost_ratio, best):
   assert theory.best_num_tokens(acceptance, cost_ratio, 1.0) == best
   rates = theory.throughput(np.arange(60), acceptance, cost_ratio, 1.0)
   rising = np.diff(rates) > 0
@@ -60,7 +62,7 @@ def test_the_best_number_of_tokens(acceptance, cost_ratio, best):
   assert not rising[best:].any()
 
 
-def test_verification_that_grows_with_the_tokens_moves_the_optimum():
+def test_growing_verify_cost_shortens_best_draft_length():
   free = theory.best_num_tokens(0.8, 0.05, 1.0, most=15)
   curve = theory.verify_curve({1: 1.0, 4: 1.3, 16: 4.0})
   assert curve(2) == pytest.approx(1.1)
@@ -70,7 +72,7 @@ def test_verification_that_grows_with_the_tokens_moves_the_optimum():
     curve(17)
 
 
-def test_break_even_is_where_a_cycle_pays():
+def test_break_even_acceptance_covers_cycle_cost():
   least = theory.break_even(4, 0.1, 1.2, 1.0)
   cycle = 4 * 0.1 + 1.2
   assert theory.tokens_per_cycle(4, least) == pytest.approx(cycle, rel=1e-9)
@@ -80,7 +82,7 @@ def test_break_even_is_where_a_cycle_pays():
   assert theory.break_even(1, 0.3, 1.0, 1.0) == pytest.approx(0.3)
 
 
-def test_the_identity_needs_no_independence():
+def test_exact_tokens_needs_no_independence():
   assert theory.exact_tokens([0.8, 0.7, 0.6]) == pytest.approx(3.1)
   powers = 0.7 ** np.arange(1, 6)
   assert theory.exact_tokens(powers) == pytest.approx(
@@ -90,7 +92,7 @@ def test_the_identity_needs_no_independence():
     theory.exact_tokens([0.5, 0.6])
 
 
-def test_trees_and_paths():
+def test_tree_tokens_for_chains_trees_and_paths():
   assert theory.tree_tokens(chain(4), [0.7]) == pytest.approx(
     float(theory.tokens_per_cycle(4, 0.7))
   )
@@ -103,7 +105,7 @@ def test_trees_and_paths():
   )
 
 
-def test_numbers_out_of_range_are_refused():
+def test_out_of_range_inputs_are_rejected():
   for tokens, acceptance in ((-1, 0.5), (2, 1.1), (1.5, 0.5)):
     with pytest.raises(ValueError, match=r"must be|whole numbers"):
       theory.tokens_per_cycle(tokens, acceptance)

@@ -34,7 +34,7 @@ def cases(count, seed):
   return zip(p, q, rng.uniform(size=p.shape), strict=True)
 
 
-def test_theorem_4_is_the_linear_programme():
+def test_theorem_4_matches_linear_program():
   for p, q, b in cases(20, 0):
     actual = tradeoff.best_loss(p, q, b)
     assert actual == pytest.approx(least_loss(p, q, b), abs=1e-9)
@@ -44,7 +44,7 @@ def test_theorem_4_is_the_linear_programme():
     assert tradeoff.loss(p, q, b, q) >= actual - 1e-12
 
 
-def test_theorem_5_is_a_line():
+def test_theorem_5_rejection_plus_loss_equals_distance():
   for p, q, u in cases(20, 1):
     least = np.minimum(1, q / p)
     b = least + u * (1 - least)
@@ -57,7 +57,7 @@ def test_theorem_5_is_a_line():
     )
 
 
-def test_opt_and_uno_of_the_hand_example():
+def test_opt_and_uno_match_hand_computed_example():
   np.testing.assert_allclose(tradeoff.over_acceptance(P, Q, 0.1), [0.6, 1, 1])
   assert tradeoff.decoding_opt(P, Q, 0.1) == pytest.approx((0.2, 0.1))
   assert tradeoff.decoding_uno(P, Q, 0.1) == pytest.approx((0.2, 0.2))
@@ -65,7 +65,7 @@ def test_opt_and_uno_of_the_hand_example():
   assert tradeoff.decoding_uno(P, Q, 0.0)[1] > 0
 
 
-def test_a_law_between_draft_and_target_is_on_the_front_and_no_other():
+def test_only_distributions_between_p_and_q_are_on_the_front():
   assert tradeoff.known_target(P, Q, (P + Q) / 2) == pytest.approx((0.15, 0.15))
   assert tradeoff.known_target(P, Q, Q) == pytest.approx((0.3, 0))
   # Below both at the second token, above both at the third.
@@ -75,7 +75,7 @@ def test_a_law_between_draft_and_target_is_on_the_front_and_no_other():
 
 
 @pytest.mark.parametrize("name", ["opt", "uno"])
-def test_the_shipped_rules_lose_and_reject_what_is_predicted(name):
+def test_rule_loss_and_rejection_match_theory(name):
   predict = getattr(tradeoff, f"decoding_{name}")
   for p, q, _ in cases(5, 2):
     for epsilon in (0.0, 0.05, 0.3):

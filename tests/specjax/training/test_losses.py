@@ -32,12 +32,12 @@ Q = np.asarray(jax.nn.softmax(TEACHER))
     ),
   ],
 )
-def test_definitions(name, expected):
+def test_losses_match_their_definitions(name, expected):
   actual = losses.get(name)(STUDENT, TEACHER, LABELS, ONES)
   assert float(actual) == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_token_without_mass_counts_nothing():
+def test_zero_probability_tokens_contribute_nothing():
   """Of a teacher that was truncated, or a head of few words."""
   cut = np.where(np.arange(5) < 2, -np.inf, TEACHER)
   rest = np.asarray(jax.nn.softmax(cut))[..., 2:]
@@ -53,7 +53,7 @@ def test_a_token_without_mass_counts_nothing():
 
 
 @pytest.mark.parametrize("name", losses.OBJECTIVES)
-def test_positions_without_weight_do_not_count(name):
+def test_zero_weight_positions_are_ignored(name):
   weights = ONES.copy()
   weights[1] = 0
   some = losses.get(name)(STUDENT, TEACHER, LABELS, weights)
@@ -64,7 +64,7 @@ def test_positions_without_weight_do_not_count(name):
 @pytest.mark.parametrize(
   "name", ["forward_kl", "reverse_kl", "total_variation", "acceptance"]
 )
-def test_equal_laws_are_the_optimum_and_the_teacher_learns_nothing(name):
+def test_losses_are_optimal_at_teacher_and_stop_its_gradient(name):
   objective = losses.get(name)
   best = float(objective(TEACHER, TEACHER, LABELS, ONES))
   assert best == pytest.approx(-1 if name == "acceptance" else 0, abs=1e-6)
@@ -76,7 +76,7 @@ def test_equal_laws_are_the_optimum_and_the_teacher_learns_nothing(name):
   assert np.abs(to_student).max() > 0
 
 
-def test_acceptance_on_the_targets_samples_is_what_the_rule_accepts():
+def test_acceptance_loss_matches_token_rule_acceptance():
   """Summed over all texts with their probability under the target."""
   vocab, block = 3, 2
   rng = np.random.default_rng(1)
@@ -105,14 +105,14 @@ def test_acceptance_on_the_targets_samples_is_what_the_rule_accepts():
   assert -total * block == pytest.approx(law.expected_accepted, abs=1e-6)
 
 
-def test_blocks_that_are_given_are_those_that_are_cut():
+def test_block_acceptance_matches_acceptance_on_split_blocks():
   cut = lambda x: np.reshape(x, (-1, 3, *np.shape(x)[2:]))
   whole = losses.acceptance(3)(STUDENT, TEACHER, LABELS, ONES)
   given = map(cut, (STUDENT, TEACHER, LABELS, ONES))
   assert float(losses.block_acceptance(3)(*given)) == float(whole)
 
 
-def test_smooth_l1_is_squared_below_one_and_linear_above():
+def test_smooth_l1_is_quadratic_below_one_and_linear_above():
   actual = np.zeros((1, 2, 2), np.float32)
   wanted = np.array([[[0.5, -3.0], [7.0, 7.0]]], np.float32)
   weights = np.array([[1.0, 0.0]], np.float32)
@@ -122,7 +122,7 @@ def test_smooth_l1_is_squared_below_one_and_linear_above():
   np.testing.assert_array_equal(to_wanted, 0)
 
 
-def test_confidence_is_the_cross_entropy_of_acceptance():
+def test_confidence_loss_is_cross_entropy_with_acceptance():
   log_odds = RNG.standard_normal((2, 6)).astype(np.float32)
   accepted = 1 - np.abs(P - Q).sum(2) / 2
   np.testing.assert_allclose(

@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from launch.serving.control import Pace
+from launch.serving.control import CostModel
 
 WIDTHS, FED, ROUND, GAP = (8, 16, 32, 64), 16, 0.5, 2.5
 SECONDS_A_TOKEN = ROUND / FED / 2  # prompts are read twice as fast as guessed
@@ -17,9 +17,9 @@ def report(widths=(), *, depth=4, rounds=1, slow=1.0):
   )
 
 
-def pace(**more):
+def cost_model(**more):
   usual = dict(widths=WIDTHS, depths=(1, 4), fed=FED, seconds=ROUND, gap=GAP)
-  return Pace(**usual | more)
+  return CostModel(**usual | more)
 
 
 def widths_within(shares):
@@ -32,13 +32,13 @@ def widths_within(shares):
 
 
 @pytest.mark.parametrize("busy", ["guess", "rounds", "passes", "everything"])
-def test_a_busy_start_is_forgotten(busy):
+def test_cost_model_recovers_from_slow_initial_timings(busy):
   """Streams, and from the tenth iteration on a prompt without end.
 
   Of the first 20 iterations all, or those with or without reading, take ten
   times as long as they will.
   """
-  actual, tokens = pace(seconds=10 * ROUND), []
+  actual, tokens = cost_model(seconds=10 * ROUND), []
   for number in range(400):
     widths = []
     if number >= 10 and (shares := actual.shares(4)):
