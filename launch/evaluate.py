@@ -195,7 +195,8 @@ def evaluate(config: ml_collections.ConfigDict) -> dict[str, Any]:
   journal = Journal(None if learns else output, settings)
   try:
     records = measure.measure_all(
-      comparison, measure.groups_of(fit, temperatures, sizes, room=comparison.room),
+      comparison,
+      measure.groups_of(fit, temperatures, sizes, room=comparison.room),
       timing=timing, journal=journal,
     )  # fmt: skip
   finally:
