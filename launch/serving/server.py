@@ -189,7 +189,8 @@ def make_service(
     )
   scheduler = Scheduler(
     slots, on_all_processes(slots), queue_length=queue, metrics=metrics,
-    cost_model=cost_model, choose_depth=controller, heartbeat=processes.several(),
+    cost_model=cost_model, choose_depth=controller,
+    heartbeat=processes.several(),
   )  # fmt: skip
   warp = ("temperature", "top_k", "top_p", "min_p")
   defaults = Defaults(
