@@ -23,7 +23,7 @@ from models.networks.description import (
 )
 from models.networks.gated_delta import GatedDelta
 from models.networks.latent import LatentAttention
-from models.networks.linear import Linear, fuse, outputs, transpose
+from models.networks.linear import Linear, fuse, outputs
 from models.networks.mixture import ACTIVATIONS, Mixture, MixtureMlp
 from models.networks.params import shapes_of
 from models.networks.rope import rotate
@@ -386,15 +386,12 @@ class Layer(nnx.Module):
 def lay_out(layer: Layer) -> None:
   """Lays out a loaded layer's weights in place, as the device prefers.
 
-  On GPUs projections of one input become one product (`fuse`); on CPUs inputs
-  come first (`transpose`).
+  On GPUs projections of one input become one product (`fuse`).
   """
   if jax.default_backend() == "gpu":
     for block in (layer.attention, layer.mlp):
       if isinstance(block, Attention | GatedDelta | Mlp):
         fuse(block, block.names)
-  elif jax.default_backend() == "cpu":
-    transpose(layer)
 
 
 @functools.cache

@@ -157,10 +157,9 @@ class Linear(nnx.Module):
 
   Attributes:
     weight: `[n_out, n_in]`, an array or a `QuantizedTensor`, initialized from a
-      normal with deviation `std`; transposed if `inputs_first`.
+      normal with deviation `std`.
     bias: `[n_out]`, initially zero, or None.
     dtype: of parameters and result.
-    inputs_first: see `transpose`.
   """
 
   def __init__(
@@ -170,15 +169,10 @@ class Linear(nnx.Module):
     init = nnx.initializers.normal(std)
     self.weight = nnx.Param(init(rngs.params(), (n_out, n_in), self.dtype))
     self.bias = nnx.Param(jnp.zeros(n_out, self.dtype)) if bias else None
-    self.inputs_first = False
 
   def __call__(self, x: Array) -> Array:
     """`[..., n_in] -> [..., n_out]`."""
-    x, weight = x.astype(self.dtype), self.weight[...]
-    if self.inputs_first:
-      y = x @ weight.astype(self.dtype)
-    else:
-      y = project(x, weight)
+    y = project(x.astype(self.dtype), self.weight[...])
     return y if self.bias is None else y + self.bias[...].astype(self.dtype)
 
 
@@ -194,7 +188,7 @@ class Fused(Linear):
       arrays = [param[...] for param in params]
       return nnx.Param(jax.tree.map(lambda *x: jnp.concatenate(x), *arrays))
 
-    self.dtype, self.inputs_first = parts[0].dtype, False
+    self.dtype = parts[0].dtype
     self.weight = joined(*(part.weight for part in parts))
     has_bias = parts[0].bias is not None
     self.bias = joined(*(part.bias for part in parts)) if has_bias else None
@@ -233,19 +227,6 @@ def fuse(module: Any, names: Sequence[str]) -> None:
     module.fused = Fused(parts)
     for name in names:
       delattr(module, name)
-
-
-def transpose(module: nnx.Module) -> None:
-  """Transposes the weights of a module's projections in place.
-
-  For XLA:CPU, where a round of SmolLM2, with several rows, then takes 0.9 of
-  the time. Quantized weights are not changed.
-  """
-  for _, child in projections(module):
-    weight = child.weight[...]
-    if not child.inputs_first and not isinstance(weight, QuantizedTensor):
-      child.weight = nnx.Param(weight.T)
-      child.inputs_first = True
 
 
 def projections(module: nnx.Module) -> list[tuple[str, Linear]]:

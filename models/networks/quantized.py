@@ -108,9 +108,6 @@ def quantize_module(
 
   for name, child in projections(module):
     if how.output if name == "lm_head" else how.dense:
-      if child.inputs_first:
-        child.weight = nnx.Param(child.weight[...].T)
-        child.inputs_first = False
       child.weight = convert(child.weight)
   for _, node in list(nnx.iter_modules(module)):
     if isinstance(node, Experts):
