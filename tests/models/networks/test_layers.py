@@ -26,7 +26,6 @@ def test_projection_has_one_row_per_output(rows):
   assert linear.weight.shape == (4, 5)
   expected = np.asarray(rows) @ np.asarray(linear.weight[...]).T + np.arange(4)
   np.testing.assert_allclose(linear(rows), expected, atol=1e-6)
-  np.testing.assert_allclose(linear(rows), expected, atol=1e-6)
 
 
 def test_projection_computes_in_its_own_dtype():
