@@ -68,7 +68,7 @@ def test_greedy_text_matches_plain_decoding(saved, name):
   for plain in (True, False):
     decodes = pair.engine_of(config, built, baseline=plain)
     if decodes.ladder is not None:  # whatever the clock says, all are tried
-      decodes.ladder.every, decodes.ladder.patience = 2, 1
+      decodes.ladder.interval, decodes.ladder.patience = 2, 1
     done, _ = decodes.run(batch)
     texts.append([c.token_ids for c in done])
   assert texts[0] == texts[1]

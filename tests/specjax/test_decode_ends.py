@@ -182,9 +182,9 @@ def test_ended_rows_are_idle_in_target_cache_passes():
     return MODEL.apply(params, tokens, cache, **more)
 
   model = dataclasses.replace(MODEL, apply=apply)
-  drafter = drafters.layer_skip(model, tree=chain(3), vocab_size=VOCAB)
+  drafter = drafters.layer_skip(model, tree=chain(2), vocab_size=VOCAB)
   decoder = specjax.make_decoder(model, drafter=drafter)
-  state = start(make("layer_skip"), max_new_tokens=np.array([9, 0, 9, 0, 9]))
+  state = start(decoder, max_new_tokens=np.array([9, 0, 9, 0, 9]))
   seen.clear()
   after, _ = decoder.step(PARAMS, state)
   assert len(seen) >= 2

@@ -75,7 +75,8 @@ def draw_tree(
   law, ranking = law_of(root_logits[:, None])
   tokens, all_laws = [context.root], [jnp.full_like(law, -jnp.inf)]
   first = 1
-  loops = loops and tree.is_chain and siblings.independent and noise is None
+  loops &= tree.is_chain and siblings.independent and noise is None
+  loops &= tree.max_depth > 2  # at least two passes
   # `specjax.exact` records draws one by one, while the round is traced.
   if loops and context.draws is pick_nodes:
 
