@@ -77,7 +77,8 @@ def draw_tree(
   first = 1
   loops &= tree.is_chain and siblings.independent and noise is None
   loops &= tree.max_depth > 2  # at least two passes
-  # `specjax.exact` records draws one by one, while the round is traced.
+  # `specjax.exact` records draws while the round is traced, so it checks the
+  # unrolled form; tests compare the two.
   if loops and context.draws is pick_nodes:
 
     def step(so_far, depth):
