@@ -55,12 +55,16 @@ def parents(*nodes: int) -> Shape:
 
 
 def dynamic(nodes: int, *, top_k: int = 10, families: bool = False) -> Shape:
-  """The likeliest nodes (EAGLE-2) or families (JetSpec), `tokens` deep."""
-  return Shape(
-    make=lambda tokens: tree_lib.bound(nodes, tokens, top_k),
-    dynamic=True,
-    families=families,
-  )
+  """The likeliest nodes (EAGLE-2) or families (JetSpec), `tokens` deep.
+
+  A node has at most `top_k` children, fewer if the depth takes more nodes.
+  """
+
+  def make(tokens: int) -> Tree:
+    children = max(1, min(top_k, nodes - tokens + 1))
+    return tree_lib.bound(nodes, tokens, children)
+
+  return Shape(make=make, dynamic=True, families=families)
 
 
 def tree_of_ranks(paths: tuple[tuple[int, ...], ...]) -> Tree:

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax import shapes
 from specjax import tree as tree_lib
 from specjax.tree import Tree
 
@@ -65,3 +66,9 @@ def test_equal_paths_share_one_representative_node():
     tree_lib.representative(tree, tokens, np.ones((1, 7), bool)),
     [[0, 1, 1, 3, 4, 4, 6], [0, 1, 1, 3, 4, 5, 6], [0, 1, 2, 3, 4, 5, 6]],
   )
+
+
+def test_dynamic_tree_of_few_nodes_has_fewer_children():
+  assert shapes.dynamic(8).make(5) == tree_lib.bound(8, 5, 4)
+  with pytest.raises(ValueError, match="no tree of 4 drafted nodes"):
+    shapes.dynamic(4).make(5)
