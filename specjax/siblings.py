@@ -87,9 +87,9 @@ def _point(token: Array, like: Array) -> Array:
   return jnp.where(here & _has_mass(like), 0, -jnp.inf).astype(like.dtype)
 
 
-def _has_mass(law: Array) -> Array:
+def _has_mass(log_probs: Array) -> Array:
   """`bool[..., 1]`, False for a row that is all -inf."""
-  return jnp.max(law, axis=-1, keepdims=True) > -jnp.inf
+  return jnp.max(log_probs, axis=-1, keepdims=True) > -jnp.inf
 
 
 def _independent(parent, previous, count, ranking=None):
@@ -123,8 +123,8 @@ def _untried(parent, previous, count, ranking=None):
   del count
   if not previous.shape[-1]:
     return parent
-  law = jax.nn.log_softmax(_rest(parent, previous, ranking), axis=-1)
-  return jnp.where(_has_mass(parent), law, -jnp.inf)
+  log_probs = jax.nn.log_softmax(_rest(parent, previous, ranking), axis=-1)
+  return jnp.where(_has_mass(parent), log_probs, -jnp.inf)
 
 
 def _next_largest(parent, previous, count, ranking=None):

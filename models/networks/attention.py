@@ -183,7 +183,7 @@ def attend_slots(
   q: Array,
   new: tuple[Array, Array] | None,
   buffers: tuple[Array, Array],
-  sees: Visible,
+  visible: Visible,
   *,
   layer: Array | None = None,
   scale: float | None = None,
@@ -203,7 +203,7 @@ def attend_slots(
       the buffers; None for cross-attention.
     buffers: keys and values, `[B, K, S, C]` or, of all layers,
       `[L, B, K, S, C]`.
-    sees: which slots the tokens see.
+    visible: which slots the tokens see.
     layer: `i32[]`, which of the L.
     scale, softcap, sinks: as for `attend`.
     bias: `(query positions i32[B, T], key positions i32[B or 1, n]) ->
@@ -218,19 +218,18 @@ def attend_slots(
   )
   fed_pairs, masked = None, ()
   if new is not None:
-    count = sees.fed_mask.shape[-1]
+    count = visible.fed_mask.shape[-1]
     # Slots before the fed ones may have a mask too: levels of a tree.
-    fed_pairs = new if count == q.shape[1] else tuple(
-      cache_lib.as_read(cache_lib.read_rows(b, sees.text, count, layer=layer))
-      for b in buffers
-    )  # fmt: skip
-    masked = (
-      sees.fed_mask if sees.fed_mask.ndim == 3 else sees.fed_mask[None],
-    )
-  arguments = fed_pairs, buffers, sees, layer, sinks
+    old = lambda b: cache_lib.read_rows(b, visible.text, count, layer=layer)
+    fed_pairs = new
+    if count != q.shape[1]:
+      fed_pairs = tuple(cache_lib.as_read(old(b)) for b in buffers)
+    masked = (visible.fed_mask.reshape(-1, *visible.fed_mask.shape[-2:]),)
+  arguments = fed_pairs, buffers, visible, layer, sinks
 
   def at_once(q, positions, mask, *arguments, slots):
-    count = min(sees.read_slots or buffers[0].shape[-2], buffers[0].shape[-2])
+    room = buffers[0].shape[-2]
+    count = min(visible.read_slots or room, room)
     most = max(_SCORES // (len(q) * q.shape[2] * count), 1)
     out = _by_queries(
       lambda q, positions, *mask: read(
@@ -249,11 +248,11 @@ def attend_slots(
     }
     return lax.platform_dependent(q, positions, mask, *arguments, **on)
 
-  return _by_queries(some, q, sees.positions, *map(jnp.asarray, masked))
+  return _by_queries(some, q, visible.positions, *map(jnp.asarray, masked))
 
 
 def _attend_slots(
-  q, positions, mask, fed_pairs, buffers, sees, layer, sinks,
+  q, positions, mask, fed_pairs, buffers, visible, layer, sinks,
   *, scale, softcap, bias, slots, in_turn,
 ):  # fmt: skip
   """`attend_slots` for a block of queries, `[B, T, H, C]`."""
@@ -304,20 +303,20 @@ def _attend_slots(
       jnp.zeros((*shape, q.shape[-1]), dtype),
     )
   else:
-    carry = merge(None, *fed_pairs, *mask, sees.own_positions)
+    carry = merge(None, *fed_pairs, *mask, visible.own_positions)
 
   def some(first, count, carry, width=None):
     """Merges `count` slots from the first on; see `merge`."""
-    first = jnp.asarray(first, sees.text.dtype)
+    first = jnp.asarray(first, visible.text.dtype)
     at = jnp.minimum(first, room - count)  # as dynamic slices are clamped
     slot = at + jnp.arange(count, dtype=at.dtype)
-    seen = (slot >= first) & (slot < sees.text[:, None])  # [B, W]
+    seen = (slot >= first) & (slot < visible.text[:, None])  # [B, W]
     where = slot[None]
-    if sees.slots is not None:
-      where = lax.dynamic_slice_in_dim(sees.slots, at, count, axis=1)
+    if visible.slots is not None:
+      where = lax.dynamic_slice_in_dim(visible.slots, at, count, axis=1)
     seen = seen[:, None]
-    if sees.window is not None:
-      seen &= positions[..., None] - where[:, None] < sees.window
+    if visible.window is not None:
+      seen &= positions[..., None] - where[:, None] < visible.window
     keys, values = (_block(b, layer, at, count) for b in buffers)
     return merge(carry, keys, values, seen, where, width=width)
 
@@ -328,13 +327,13 @@ def _attend_slots(
     # then repeats the cache's write in it.
     slots = min(slots, -(-room // 2))
     carry = lax.fori_loop(
-      sees.first // slots,
-      -(-sees.stop // slots),
+      visible.first // slots,
+      -(-visible.stop // slots),
       lambda i, carry: some(i * slots, slots, carry),
       carry,
     )
   else:
-    count = min(sees.read_slots or room, room)
+    count = min(visible.read_slots or room, room)
     whole = count // slots * slots
     if whole:
       carry = some(0, whole, carry, slots)

@@ -176,7 +176,7 @@ class Parallel(nnx.Module):
       )
     return with_pairs(cache, kvs, put).replace(length=start + fed)
 
-  def sees(self, cache: Cache, window: int | None) -> Visible:
+  def visible(self, cache: Cache, window: int | None) -> Visible:
     """The slots that the tokens of a block see in a layer.
 
     Args:
@@ -218,12 +218,12 @@ class Parallel(nnx.Module):
     rope = c.attention.rope
     assert rope is not None
     rotary = rope.table(positions)
-    sees = [self.sees(cache, window) for window in c.windows]
+    visible = [self.visible(cache, window) for window in c.windows]
     x = put(self.embed(self.block(newest)), "act_btd")
     kvs = list(pairs(cache))
     for i, layer in enumerate(self.layers):
       own, number = place(i, is_stacked(cache))
-      x, kvs[own] = layer(x, rotary, sees[i], kvs[own], start, layer=number)
+      x, kvs[own] = layer(x, rotary, visible[i], kvs[own], start, layer=number)
       x = put(x, "act_btd")
     return self.hidden(x), with_pairs(cache, kvs, put)
 

@@ -112,12 +112,12 @@ class ConvLayer(Layer):
     self.attention_conv = GroupedConv(config, dtype, rngs)
     self.mlp_conv = GroupedConv(config, dtype, rngs)
 
-  def attend(self, x, rotary, sees, kv, start, *, layer=None):
+  def attend(self, x, rotary, visible, kv, start, *, layer=None):
     """As of `Layer`."""
     x = self.attention_norm(x)
     read, given = self.attention_conv(x)
     out, kv = self.attention(
-      convolved(x, read), rotary, sees, kv, start, layer=layer
+      convolved(x, read), rotary, visible, kv, start, layer=layer
     )
     return convolved(out, given), kv
 

@@ -63,7 +63,7 @@ def predict(
   c, size = module.config.layers, module.config.block_size
   at = lambda x: jnp.take_along_axis(x, places, axis=1)
   before = np.arange(features.shape[1]) <= places[..., None]
-  sees = before & (segments[:, None, :] == at(segments)[..., None])
+  visible = before & (segments[:, None, :] == at(segments)[..., None])
   newest = jnp.take_along_axis(tokens, places + 1, axis=1).reshape(-1, 1)
   first = at(positions).reshape(-1, 1) + 1
   rope = c.attention.rope
@@ -74,7 +74,7 @@ def predict(
   for layer in module.layers:
     known = layer.attention.keys_and_values(read, read_rotary)
     layer.attention = _OfBlocks(layer.attention, module.config.causal)
-    x, _ = layer(x, rotary, sees, known, None)
+    x, _ = layer(x, rotary, visible, known, None)
   hidden, more = module.hidden(x), None
   logits = module.logits(hidden)
   if isinstance(module, DSpark | DFlash2):

@@ -187,7 +187,7 @@ class Eagle(nnx.Module):
     return x if config.generation == 1 else self.fc(x)
 
   def __call__(
-    self, tokens, hidden, rotary, sees, kvs, start, *, stacked=False,
+    self, tokens, hidden, rotary, visible, kvs, start, *, stacked=False,
     put=anywhere, logits_at=None,
   ):  # fmt: skip
     """Runs the layers over T tokens.
@@ -196,7 +196,7 @@ class Eagle(nnx.Module):
       tokens: `i32[B, T]`.
       hidden: `[B, T, H]`, for each token the state of the one before it.
       rotary, start: as in `models.networks.layers.Attention`.
-      sees: its `sees` for every window size of a layer.
+      visible: its `visible` for every window size of a layer.
       kvs: keys and values of each layer; one pair for all if stacked.
       stacked: see `kvs`.
       put: constrains an array's layout (`models.sharding.constrain`).
@@ -207,7 +207,7 @@ class Eagle(nnx.Module):
       values as given.
     """
     config, kvs = self.config, list(kvs)
-    sees = [sees[window] for window in config.layers.windows]
+    visible = [visible[window] for window in config.layers.windows]
     embedded, x = self.embed(tokens), hidden.astype(self.dtype)
     join = lambda x: jnp.concatenate([embedded, x], axis=-1)
     if config.generation == 1:
@@ -216,13 +216,13 @@ class Eagle(nnx.Module):
       embedded, normed = self.embed_norm(embedded), self.hidden_norm(x)
       read, x = join(normed), normed if config.norm_before_residual else x
     out, kvs[0] = self.attention(
-      read, rotary, sees[0], kvs[0], start, layer=place(0, stacked)[1]
+      read, rotary, visible[0], kvs[0], start, layer=place(0, stacked)[1]
     )
     x = x + out
     x = put(x + self.mlp(self.mlp_norm(x)), "act_btd")
     for i, layer in enumerate(self.later, 1):
       own, number = place(i, stacked)
-      x, kvs[own] = layer(x, rotary, sees[i], kvs[own], start, layer=number)
+      x, kvs[own] = layer(x, rotary, visible[i], kvs[own], start, layer=number)
       x = put(x, "act_btd")
     read = x if config.generation == 1 else self.final_norm(x)
     logits = self.lm_head(at(read, logits_at)).astype(jnp.float32)

@@ -121,20 +121,20 @@ def chain(
 
 
 def from_mask(
-  sees: np.ndarray | Array, kernel: int, cache: Cache | None
+  visible: np.ndarray | Array, kernel: int, cache: Cache | None
 ) -> Paths:
   """The `Paths` of a mask of ancestors, `bool[B, T, T]` or `bool[T, T]`.
 
   `kernel` and `cache` as for `chain`. Raises ValueError for a mask over more
   than the fed tokens.
   """
-  fed, others = sees.shape[-2:]
+  fed, others = visible.shape[-2:]
   if fed != others:
     raise ValueError(
       f"recurrent layers need a tree in one pass, got {fed} tokens and a mask "
       f"over {others}"
     )
-  tree = jnp.asarray(sees) | np.eye(fed, dtype=bool)
+  tree = jnp.asarray(visible) | np.eye(fed, dtype=bool)
   tree = tree if tree.ndim == 3 else tree[None]
   depth = jnp.sum(tree, axis=-1, dtype=jnp.int32)  # including the token itself
   back = depth[:, :, None] - depth[:, None, :]
@@ -192,10 +192,10 @@ class GatedDelta(nnx.Module):
     self.log_decay, self.step_bias = zeros(), zeros()
     self.norm = nnx.Param(jnp.ones(s.value_dim, self.dtype))
 
-  def __call__(self, x, rotary, sees, kv, start, *, layer=None):
+  def __call__(self, x, rotary, paths, kv, start, *, layer=None):
     """Like `models.networks.layers.Attention`.
 
-    `sees` is a `Paths`; `kv` is the layer's `specjax.recurrent.Memory` (None
+    `paths` is a `Paths`; `kv` is the layer's `specjax.recurrent.Memory` (None
     without a cache), which is returned as after the pass.
     """
     del rotary, start, layer
@@ -208,9 +208,9 @@ class GatedDelta(nnx.Module):
     if kv is None:
       window = jnp.zeros_like(raw[:, :, :1]).repeat(s.kernel - 1, axis=2)
     else:
-      memory, count = _prepared(kv, fed, sees.count)
+      memory, count = _prepared(kv, fed, paths.count)
       window = recurrent.window_after(memory, count)
-    mixed = self._convolved(window, raw, sees.taps, wide)
+    mixed = self._convolved(window, raw, paths.taps, wide)
     q, k, v = jnp.split(mixed, (s.key_dim, 2 * s.key_dim), axis=-1)
     v = v.reshape(batch, s.num_key_heads, fed, -1, s.value_dim)
     v = jnp.swapaxes(v, 2, 3)  # [B, K, R, T, V]
@@ -228,19 +228,19 @@ class GatedDelta(nnx.Module):
     q, k = _unit(heal(q)) * s.key_dim**-0.5, _unit(heal(k))
     v = jnp.where(broken[:, :, None, :, None], 0, v)
     these = q, k, v, heal_heads(gates), heal_heads(strength)
-    lose = lambda y: jnp.where(sees.lost[:, None, None, None, None], jnp.nan, y)
-    if sees.first is not None and fed > _CHUNK:
+    lose = lambda y: jnp.where(paths.lost[:, *[None] * 4], jnp.nan, y)
+    if paths.first is not None and fed > _CHUNK:
       state = jnp.zeros_like(v, shape=(*v.shape[:3], s.key_dim, s.value_dim))
       if kv is not None:
         state = recurrent.advance(memory, count).state.reshape(state.shape)
         state = lose(state)
-      out, updates, total = _in_chunks(*these, state, sees.first)
+      out, updates, total = _in_chunks(*these, state, paths.first)
     else:
       read = None
       if kv is not None:
         read = lambda x: lose(recurrent.query(memory, count, x))
-      out, updates, total = _solved(*these, read, sees.tree)
-    on_path = sees.reached(broken)
+      out, updates, total = _solved(*these, read, paths.tree)
+    on_path = paths.reached(broken)
     out = jnp.where(on_path[:, :, None, :, None], jnp.nan, out)
     total = jnp.where(broken[:, :, None], jnp.nan, total)
     out = jnp.moveaxis(out, 3, 1)  # [B, T, K, R, V]
@@ -250,8 +250,8 @@ class GatedDelta(nnx.Module):
     value_heads = lambda y: y.reshape(batch, s.num_value_heads, *y.shape[3:])
     new = k, value_heads(updates), value_heads(total)[..., None], raw
     new = recurrent.write(memory, new, count)
-    if sees.idle is not None:  # idle rows are not changed
-      left, old = sees.idle[:, None, None, None], _with_room(kv, fed)
+    if paths.idle is not None:  # idle rows are not changed
+      left, old = paths.idle[:, None, None, None], _with_room(kv, fed)
       new = jax.tree.map(lambda x, y: jnp.where(left, x, y), old, new)
     return y, new
 
@@ -370,9 +370,9 @@ def _in_chunks(q, k, v, gates, strength, state, first):
 
   def piece(carry, this):
     (state, before), (q, k, v, gates, strength, first, begin) = carry, this
-    sees = (first < begin) | (begin == 0)  # [B or 1, CHUNK]
+    visible = (first < begin) | (begin == 0)  # [B or 1, CHUNK]
     tree = _chained(first, begin + jnp.arange(_CHUNK))
-    both = jnp.tile(sees, 2)[:, None, None, :, None]
+    both = jnp.tile(visible, 2)[:, None, None, :, None]
     out, updates, total = _solved(
       q, k, v, gates, strength,
       lambda x: jnp.where(both, _einsum("bktc,bkrcv->bkrtv", x, state), 0),
@@ -381,11 +381,11 @@ def _in_chunks(q, k, v, gates, strength, state, first):
     last = total[..., -1:]
     fade = jnp.where(tree[:, None, None, -1], last - total, -jnp.inf)
     fade = jnp.exp(fade)[..., None]
-    old = jnp.where(sees[:, None, None, -1:], last, -jnp.inf)
+    old = jnp.where(visible[:, None, None, -1:], last, -jnp.inf)
     state = jnp.exp(old)[..., None] * state + _einsum(
       "bktc,bkrtv->bkrcv", k, fade * updates
     )
-    total += jnp.where(sees[:, None, None], before, 0)
+    total += jnp.where(visible[:, None, None], before, 0)
     return (state, total[..., -1:]), (out, updates, total)
 
   pieces = (

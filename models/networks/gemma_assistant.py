@@ -115,12 +115,14 @@ class Assistant(nnx.Module):
       x = x * jnp.asarray(self.config.embed_scale, x.dtype)
     x = self.enter(jnp.concatenate([x, hidden.astype(self.dtype)], axis=-1))
     kinds = [*c.attentions.values()]
-    sees = {w: visible(cache, tokens, w) for w in {a.window for a in kinds}}
+    of_window = {
+      w: visible(cache, tokens, w) for w in {a.window for a in kinds}
+    }
     tables = {a.rope: a.rope and a.rope.table(positions) for a in kinds}
     for layer, a in zip(self.layers, kinds, strict=True):
       assert a.source is not None
       kv = cache.keys[a.source], cache.values[a.source]
-      x, _ = layer(x, tables[a.rope], sees[a.window], kv, cache.length)
+      x, _ = layer(x, tables[a.rope], of_window[a.window], kv, cache.length)
     read = self.final_norm(x)
     return self.logits(read), self.leave(read)
 

@@ -51,7 +51,7 @@ class LatentAttention(nnx.Module):
     self.kv_b = make(m.rank, heads * (m.nope_dim + m.value_dim), False)
     self.out = make(heads * m.value_dim, size, a.out_bias)
 
-  def __call__(self, x, rotary, sees, kv, start, *, layer=None):
+  def __call__(self, x, rotary, visible, kv, start, *, layer=None):
     """Like `layers.Attention`; the cache's values have no channels."""
     m, heads = self.latent, self.spec.num_heads
     made = self.kv_b.weight[...].reshape(heads, -1, m.rank).astype(x.dtype)
@@ -66,13 +66,13 @@ class LatentAttention(nnx.Module):
     q = jnp.concatenate([still, self._rotated(turning, rotary)], axis=-1)
     new = self._latents(x, rotary)
     if kv is None:
-      out, kv = attend(q, new, new, sees, scale=self.spec.scale), (new, new)
+      out, kv = attend(q, new, new, visible, scale=self.spec.scale), (new, new)
     else:
       new = new.astype(kv[0].dtype)
       keys = cache_lib.write_rows(kv[0], new, start, layer=layer)
       kv, both = (keys, kv[1]), (keys, keys)
       out = attend_slots(
-        q, (new, new), both, sees, layer=layer, scale=self.spec.scale
+        q, (new, new), both, visible, layer=layer, scale=self.spec.scale
       )
     out = out.reshape(*x.shape[:2], heads, -1)[..., : m.rank]
     out = jnp.einsum("bthr,hvr->bthv", out, to_values)

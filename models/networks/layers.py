@@ -110,13 +110,13 @@ class Attention(nnx.Module):
     if a.sinks:
       self.sinks = nnx.Param(jnp.zeros(a.num_heads, jnp.dtype(dtype)))
 
-  def __call__(self, x, rotary, sees, kv, start, *, layer=None, bias=None):
+  def __call__(self, x, rotary, visible, kv, start, *, layer=None, bias=None):
     """Attends.
 
     Args:
       x: `[B, T, D]`.
       rotary: from the layer's `Rope.table`, or None.
-      sees: a `specjax.cache.Visible`; without a cache `bool[B, T, T]`; for a
+      visible: a `specjax.cache.Visible`; without a cache `bool[B, T, T]`; for a
         recurrent layer `models.networks.gated_delta.Paths`.
       kv: this layer's `(keys, values)` in the cache, or all layers' if `layer`
         is given; None to attend to the fed tokens only. For a layer with a
@@ -129,36 +129,37 @@ class Attention(nnx.Module):
       `[B, T, D]` and the updated `(keys, values)`.
     """
     if self.spec.source is not None:
-      return self.attend_to(x, rotary, sees, kv, start, layer=layer), kv
+      return self.attend_to(x, rotary, visible, kv, start, layer=layer), kv
     q, *raw = outputs(self, self.names, x)
     q, new = self._queries(q, rotary), self._keys_and_values(raw, rotary)
     if kv is None:
-      return self._output(x, q, attend, *new, sees, bias=bias), new
+      return self._output(x, q, attend, *new, visible, bias=bias), new
     new, kv = _write(new, kv, start, layer)
-    y = self._output(x, q, attend_slots, new, kv, sees, layer=layer, bias=bias)
+    read = attend_slots, new, kv, visible
+    y = self._output(x, q, *read, layer=layer, bias=bias)
     return y, kv
 
-  def attend_to(self, x, rotary, sees, kv, start=None, *, layer=None):
+  def attend_to(self, x, rotary, visible, kv, start=None, *, layer=None):
     """Attends to existing keys and values, of another layer or a text.
 
     Args:
       x, rotary, kv, start, layer: as for `__call__`.
-      sees: likewise; without `fed_mask` the fed tokens are not in `kv`, and
+      visible: likewise; without `fed_mask` the fed tokens are not in `kv`, and
         rows where that is empty get zeros.
 
     Returns:
       `[B, T, D]`.
     """
     q = self.queries(x, rotary)
-    if not isinstance(sees, cache_lib.Visible):
-      return self._output(x, q, attend, *kv, sees)
+    if not isinstance(visible, cache_lib.Visible):
+      return self._output(x, q, attend, *kv, visible)
     new = None
-    if sees.fed_mask is not None:
+    if visible.fed_mask is not None:
       rows = lambda b: cache_lib.read_rows(b, start, x.shape[1], layer=layer)
       new = tuple(cache_lib.as_read(rows(b)) for b in kv)
-    some = None if new else sees.text > 0
+    some = None if new else visible.text > 0
     return self._output(
-      x, q, attend_slots, new, kv, sees, layer=layer, some=some
+      x, q, attend_slots, new, kv, visible, layer=layer, some=some
     )
 
   def _output(self, x, q, attention, *given, some=None, **more):
@@ -320,7 +321,7 @@ class Layer(nnx.Module):
     self,
     x,
     rotary,
-    sees,
+    visible,
     kv,
     start,
     *,
@@ -337,7 +338,7 @@ class Layer(nnx.Module):
     """
     residual = x
     if attention:
-      out, kv = self.attend(x, rotary, sees, kv, start, layer=layer)
+      out, kv = self.attend(x, rotary, visible, kv, start, layer=layer)
       x = x + out
     if mlp:
       source = residual if self.spec.parallel else x
@@ -351,11 +352,11 @@ class Layer(nnx.Module):
       x = x + self.per_layer_out_norm(read)
     return x * self.scalar[...] if self.spec.scaled else x
 
-  def attend(self, x, rotary, sees, kv, start, *, layer=None):
+  def attend(self, x, rotary, visible, kv, start, *, layer=None):
     """Attention's normed output, before the residual; like `Attention`."""
     if self.spec.norms != "post":
       x = self.attention_norm(x)
-    out, kv = self.attention(x, rotary, sees, kv, start, layer=layer)
+    out, kv = self.attention(x, rotary, visible, kv, start, layer=layer)
     if self.spec.norms != "pre":
       out = self.attention_out_norm(out)
     return out, kv

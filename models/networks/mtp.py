@@ -106,7 +106,9 @@ class Depth(nnx.Module):
     self.layer = Layer(c, dtype, expert_axes=config.expert_axes, rngs=rngs)
     self.final_norm = norm()
 
-  def states(self, embedded, hidden, rotary, sees, kv, start, *, number, put):
+  def states(
+    self, embedded, hidden, rotary, visible, kv, start, *, number, put
+  ):
     """States `[B, T, H]` before and after the final norm, and keys and values.
 
     `embedded` and `hidden`, `[B, T, H]`, are of tokens and of those before
@@ -114,7 +116,7 @@ class Depth(nnx.Module):
     """
     both = [self.embed_norm(embedded), self.hidden_norm(hidden)]
     x = put(self.fc(jnp.concatenate(both, axis=-1)), "act_btd")
-    out, kv = self.layer.attend(x, rotary, sees, kv, start, layer=number)
+    out, kv = self.layer.attend(x, rotary, visible, kv, start, layer=number)
     x = x + out
     x = put(x + self.layer.mlp_output(x), "act_btd")
     return x, self.final_norm(x), kv
@@ -141,7 +143,7 @@ class Mtp(Depth):
     return features.astype(self.dtype)
 
   def __call__(
-    self, tokens, hidden, rotary, sees, kvs, start, *, stacked=False,
+    self, tokens, hidden, rotary, visible, kvs, start, *, stacked=False,
     put=anywhere, logits_at=None, depth=0,
   ):  # fmt: skip
     """Like `models.networks.eagle.Eagle.__call__`, for the layer at `depth`."""
@@ -149,7 +151,7 @@ class Mtp(Depth):
     layer = self.later[depth - 1] if depth else self
     x, read, kv = layer.states(
       self.embed(tokens), hidden.astype(self.dtype), rotary,
-      sees[self.config.layers.windows[0]], kv, start, number=number, put=put,
+      visible[self.config.layers.windows[0]], kv, start, number=number, put=put,
     )  # fmt: skip
     wide = jnp.promote_types(self.dtype, jnp.float32)
     logits = self.lm_head(at(read, logits_at)).astype(wide)

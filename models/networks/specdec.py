@@ -104,15 +104,13 @@ class BlockDrafter(nnx.Module):
     is_text = jnp.concatenate(
       [place < length[:, None], jnp.ones((batch, count), bool)], axis=1
     )
-    sees = jnp.repeat(is_text[:, None], width + count, axis=1)
+    visible = jnp.repeat(is_text[:, None], width + count, axis=1)
     bias = t5.decoder.bias(
       positions[:, None] - positions[..., None], bidirectional=True
     )
     for i, layer in enumerate(t5.decoder.layers):
-      x, _ = layer(
-        x, bias, sees,
-        memory=(memory.keys[i], memory.values[i], memory.sees(positions, None)),
-      )  # fmt: skip
+      kv = memory.keys[i], memory.values[i], memory.visible(positions, None)
+      x, _ = layer(x, bias, visible, memory=kv)
     return t5.logits(x[:, width:])
 
 

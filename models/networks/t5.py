@@ -47,7 +47,7 @@ class Memory:
   values: tuple[Array, ...]
   mask: Array
 
-  def sees(self, tokens: Array, cache: Cache | None) -> Visible | Array:
+  def visible(self, tokens: Array, cache: Cache | None) -> Visible | Array:
     """The slots that `tokens: i32[B, T]` see, for `Attention`."""
     if cache is None:
       return _seen_by_all(self.mask, tokens.shape[1])
@@ -103,12 +103,12 @@ class Layer(nnx.Module):
           std *= c.head_dim**-0.5 if name == "q" else 1
           linear.weight[...] *= std / 0.02
 
-  def __call__(self, x, bias, sees, *, kv=None, start=None, memory=None):
+  def __call__(self, x, bias, visible, *, kv=None, start=None, memory=None):
     """Runs the layer.
 
     Args:
       x: `[B, T, D]`.
-      bias, sees, kv, start: of self-attention, as for `layers.Attention`;
+      bias, visible, kv, start: of self-attention, as for `layers.Attention`;
         without a cache tokens attend to the fed tokens.
       memory: in a decoder, keys, values and visibility of the input.
 
@@ -116,7 +116,7 @@ class Layer(nnx.Module):
       `[B, T, D]`, and the keys and values including the fed tokens'.
     """
     read = self.attention_norm(x)
-    y, kv = self.attention(read, None, sees, kv, start, bias=bias)
+    y, kv = self.attention(read, None, visible, kv, start, bias=bias)
     x = x + y
     if memory is not None:
       *given, inputs = memory
@@ -195,11 +195,11 @@ class T5(nnx.Module):
     is_text = place < inputs.lengths[:, None]
     tokens = jnp.where(is_text, inputs.tokens, inputs.tokens[:, :1])
     bias = self.encoder.bias(place[None] - place[:, None], bidirectional=True)
-    sees = _seen_by_all(is_text, len(place))
+    visible = _seen_by_all(is_text, len(place))
     x = self.widen(self.embed(tokens))
     for layer in self.encoder.layers:
       x = constrain(x, "act_btd", sharding=sharding)
-      x, _ = layer(x, bias[None], sees)
+      x, _ = layer(x, bias[None], visible)
     states = self.encoder.final_norm(x)
     memory = [
       [
@@ -236,19 +236,19 @@ class T5(nnx.Module):
       keys[:, None] - at[..., None], bidirectional=False
     )
     bias: Callable | Array = by_distance
-    sees: Visible | Array
+    visible: Visible | Array
     if cache is None:
       bias = by_distance(positions, positions)
-      sees = within_rows(positions, mask)
+      visible = within_rows(positions, mask)
     else:
       cache = cache_lib.write_positions(cache, positions)
-      sees = cache_lib.visible(cache, positions, mask)
+      visible = cache_lib.visible(cache, positions, mask)
     x, inputs, pairs = (
-      self.widen(self.embed(tokens)), memory.sees(tokens, cache), [],
+      self.widen(self.embed(tokens)), memory.visible(tokens, cache), [],
     )  # fmt: skip
     for i, layer in enumerate(self.decoder.layers):
       x, kv = layer(
-        put(x, "act_btd"), bias, sees, start=start,
+        put(x, "act_btd"), bias, visible, start=start,
         kv=None if cache is None else (cache.keys[i], cache.values[i]),
         memory=(memory.keys[i], memory.values[i], inputs),
       )  # fmt: skip

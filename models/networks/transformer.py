@@ -191,7 +191,7 @@ class Transformer(nnx.Module):
     if positions is None:
       positions = start[:, None] + jnp.arange(fed)
     windows = {a.window for a in c.attentions.values()}
-    sees: dict[int | None, Visible | Array]
+    visible: dict[int | None, Visible | Array]
     paths: dict[int, gated_delta.Paths] = {}
     for kernel in {delta.kernel for delta in c.deltas.values()}:
       if mask is None:
@@ -201,11 +201,11 @@ class Transformer(nnx.Module):
         paths[kernel] = gated_delta.from_mask(full, kernel, cache)
     if cache is not None:
       cache = cache_lib.write_positions(cache, positions)
-      sees = {
+      visible = {
         w: cache_lib.visible(cache, positions, mask, window=w) for w in windows
       }
     else:
-      sees = {w: within_rows(positions, mask, segments, w) for w in windows}
+      visible = {w: within_rows(positions, mask, segments, w) for w in windows}
     x = self.embed(tokens)
     if c.embed_scale is not None:
       x = x * jnp.asarray(c.embed_scale, x.dtype)
@@ -217,7 +217,7 @@ class Transformer(nnx.Module):
     return Fed(
       x=x,
       rotary=rotary,
-      sees=sees,
+      visible=visible,
       paths=paths,
       start=start,
       cache=cache,
@@ -267,7 +267,7 @@ class Fed:
   Attributes:
     x: `[B, T, D]`, the embedded tokens.
     rotary: tables of rotary embeddings, by `Rope`.
-    sees: what tokens see, by window; without a cache `bool[B, T, T]`.
+    visible: what tokens see, by window; without a cache `bool[B, T, T]`.
     paths: ancestors for recurrent layers, by their kernels.
     start: `i32[B]`, the slot of the first fed token.
     cache: with the tokens' positions recorded, or None.
@@ -276,7 +276,7 @@ class Fed:
 
   x: Array
   rotary: dict[Rope | None, tuple[Array, Array] | None]
-  sees: dict[int | None, Visible | Array]
+  visible: dict[int | None, Visible | Array]
   paths: dict[int, gated_delta.Paths]
   start: Array
   cache: Cache | None
@@ -287,7 +287,7 @@ class Fed:
     a = layer.attention
     if not isinstance(a, AttentionSpec):
       return None, self.paths[a.kernel]
-    return self.rotary[a.rope], self.sees[a.window]
+    return self.rotary[a.rope], self.visible[a.window]
 
   def per_layer_of(self, index: int | Array) -> Array | None:
     """A layer's part of `per_layer`, `[B, T, P]`."""
@@ -340,13 +340,13 @@ def within_rows(
     window: sliding-window size, or None.
   """
   rows, fed = positions.shape
-  sees = jnp.asarray(np.tri(fed, dtype=bool) if mask is None else mask)
-  sees = jnp.broadcast_to(sees, (rows, fed, fed))
+  visible = jnp.asarray(np.tri(fed, dtype=bool) if mask is None else mask)
+  visible = jnp.broadcast_to(visible, (rows, fed, fed))
   if window is not None:
-    sees &= positions[:, :, None] - positions[:, None, :] < window
+    visible &= positions[:, :, None] - positions[:, None, :] < window
   if segments is not None:
-    sees &= segments[:, :, None] == segments[:, None, :]
-  return sees
+    visible &= segments[:, :, None] == segments[:, None, :]
+  return visible
 
 
 def as_language_model(

@@ -230,23 +230,24 @@ def _draw(
         logits, carry = passes.feed(carry, level, newest)
         count = jnp.ones((), jnp.int32)
       logits = logits[:, 0, :vocab_size]
-      law = distributions.replace_nans(
+      log_probs = distributions.replace_nans(
         warp.warp(logits[:, None], context.sampling)[:, 0]
       )
-      return (law, depth_lib.plain_log_probs(logits)), carry, count
+      return (log_probs, depth_lib.plain_log_probs(logits)), carry, count
 
-    (law, plain), carry, count = _if_any(drafting, draft_on, carry, even)
+    (log_probs, plain), carry, count = _if_any(drafting, draft_on, carry, even)
     num_passes, fed = num_passes + count, fed + (count > 0)
-    drawn = context.draw(range(level + 1, level + 2), law[:, None])[:, 0]
+    drawn = context.draw(range(level + 1, level + 2), log_probs[:, None])[:, 0]
     token = Token(
       top=jnp.exp(jnp.max(plain, axis=-1)),
       confidence=jnp.exp(distributions.token_log_prob(plain, drawn)),
     )
     tokens.append(drawn[:, None])
     present.append(drafting[:, None])
-    drawn_from.append(law)
+    drawn_from.append(log_probs)
     known.append(token)
-    log_p.append(distributions.token_log_prob(law, drawn).astype(jnp.float32))
+    of_drawn = distributions.token_log_prob(log_probs, drawn)
+    log_p.append(of_drawn.astype(jnp.float32))
     if level + 1 < depth:
       accept = policy.accepts(state.memory, token)
       seen = PolicyContext(
@@ -261,7 +262,7 @@ def _draw(
   tokens.append(jnp.zeros((rows, absent), context.root.dtype))
   present.append(jnp.zeros((rows, absent), bool))
   dtype = jnp.result_type(jnp.float32, *drawn_from)
-  no_law = jnp.full((rows, vocab_size), even, dtype)
+  none = jnp.full((rows, vocab_size), even, dtype)
   here = jnp.concatenate(present, axis=1)
   kept = state.drawn
   if policy.learn is not None:
@@ -283,7 +284,7 @@ def _draw(
     tree=tree,
     siblings=siblings,
     tokens=jnp.concatenate(tokens, axis=1),
-    log_probs=jnp.stack([no_law, *drawn_from, *[no_law] * absent], axis=1),
+    log_probs=jnp.stack([none, *drawn_from, *[none] * absent], axis=1),
     parents=jnp.where(here, np.array(tree.parents, np.int32), -1),
   )
   return draft, state, target_cache

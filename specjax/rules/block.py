@@ -78,10 +78,10 @@ def verify_path(path: Path, target_log_probs: Array) -> Verification:
   )
 
   def next_log_probs(node):
-    law = take_node(target_log_probs, node)
-    owed = jnp.exp(take_node(debt, node)[:, None] + law)
+    log_probs = take_node(target_log_probs, node)
+    owed = jnp.exp(take_node(debt, node)[:, None] + log_probs)
     rest = owed - jnp.exp(path.after(node))
-    return distributions.normalize(jnp.maximum(rest, 0), law)
+    return distributions.normalize(jnp.maximum(rest, 0), log_probs)
 
   return Verification(
     node_probs=passes * deeper_fails, next_log_probs=next_log_probs

@@ -96,7 +96,7 @@ def verify(
   above = np.array(tree.parents[1:], np.int32)
   # The mixture of types of each drafted token, [B, N, C].
   of_token = lambda x, nodes: jnp.exp(
-    jax.vmap(lambda law, tokens: law[nodes, tokens])(x, draft.tokens[:, 1:])
+    jax.vmap(lambda row, tokens: row[nodes, tokens])(x, draft.tokens[:, 1:])
   )
   parts = ratio_types.parts(
     of_token(target_log_probs, above)[..., None],
@@ -115,8 +115,9 @@ def verify(
   is_inner = np.isin(np.arange(tree.num_nodes), inner)
 
   def next_log_probs(node):
-    row, law = jnp.asarray(row_of)[node], take_node(target_log_probs, node)
-    target = jnp.exp(law)
+    row = jnp.asarray(row_of)[node]
+    log_probs = take_node(target_log_probs, node)
+    target = jnp.exp(log_probs)
     spent = ratio_types.mixed(
       target,
       jnp.exp(take_node(given, jnp.asarray(eldest)[row])),
@@ -124,8 +125,8 @@ def verify(
       take_node(walk.taken, row),
     )
     rest = _residual(take_node(walk.owed, node)[:, None], target, spent)
-    rest = distributions.normalize(rest, law)
-    return jnp.where(jnp.asarray(is_inner)[node, None], rest, law)
+    rest = distributions.normalize(rest, log_probs)
+    return jnp.where(jnp.asarray(is_inner)[node, None], rest, log_probs)
 
   return Verification(node_probs=node_probs, next_log_probs=next_log_probs)
 
@@ -148,12 +149,13 @@ def _walk_down(tree: Tree, types: RatioTypes, parts: Array, bins: int) -> _Walk:
     mine = jax.tree.map(lambda x: x[:, start : start + len(here)], types)  # noqa: B023
     start += len(here)
     at = np.array(here, np.int32) - level.start
-    law, weight = _of_one_child(
+    score, weight = _of_one_child(
       node_rows(scores[-1], at), node_rows(weights, at), counts
     )
     owes = node_rows(owed[-1], at)
     wanted = owes[..., None] * mine.knots
-    node = make_node(*jax.lax.stop_gradient((law, weight, mine.masses, wanted)))
+    of_node = score, weight, mine.masses, wanted
+    node = make_node(*jax.lax.stop_gradient(of_node))
     shared = mixture(node)  # [B, n, C, C]
     slopes = _dot(shared, node.mean[..., None])[..., 0]  # [B, n, C]
     takes = jnp.minimum(wanted, slopes)

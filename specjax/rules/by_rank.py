@@ -91,7 +91,7 @@ def top_beta(beta: int = 3, tau: float = 1.0) -> Rule:
     best = jnp.max(target, axis=-1, keepdims=True)
     return likeliest(target, beta) & (target >= best - tau)
 
-  first = lambda law: jnp.where(_is_first(law), 0.0, -jnp.inf)
+  first = lambda log_probs: jnp.where(_is_first(log_probs), 0.0, -jnp.inf)
   return _rule("top_beta", accepted, lambda q: first(q).astype(q.dtype))
 
 

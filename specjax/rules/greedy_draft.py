@@ -24,9 +24,9 @@ def decide(target_log_probs, draft_log_probs, tokens, valid):
   index = jnp.arange(len(tokens))
   is_top = valid & (index < count - 1)
   last = tokens[jnp.maximum(count - 1, 0)]
-  law = draft_log_probs[jnp.maximum(count - 1, 0)]
-  test = distributions.acceptance(target_log_probs[last], law[last])
-  rest = jnp.exp(distributions.residual(target_log_probs, law))
+  draft = draft_log_probs[jnp.maximum(count - 1, 0)]
+  test = distributions.acceptance(target_log_probs[last], draft[last])
+  rest = jnp.exp(distributions.residual(target_log_probs, draft))
   by_rest = jnp.where(is_top, (1 - test) * rest[tokens], 0)
   listed = jnp.any(
     is_top[:, None] & (tokens[:, None] == jnp.arange(len(rest))), axis=0

@@ -71,10 +71,10 @@ def verify(
     alive = jnp.where(ended[:, None], alive, survives)
   here = node[:, None] == jnp.arange(tree.num_nodes)
   point = next_token[:, None] == jnp.arange(target_log_probs.shape[-1])
-  law = jnp.where(point, 0, -jnp.inf).astype(target_log_probs.dtype)
+  log_probs = jnp.where(point, 0, -jnp.inf).astype(target_log_probs.dtype)
   return Verification(
     node_probs=here.astype(target_log_probs.dtype),
-    next_log_probs=lambda node: law,
+    next_log_probs=lambda node: log_probs,
   )
 
 

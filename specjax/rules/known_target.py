@@ -37,7 +37,7 @@ from specjax.siblings import GIVEN, GREEDY, Siblings
 from specjax.tree import Form, Topology, Tree, representative
 from specjax.types import Draft, Rule, Verification
 
-LawFn = Callable[..., Array]
+TargetFn = Callable[..., Array]
 
 BASES: dict[str, Rule] = {
   module.RULE.name: module.RULE
@@ -57,30 +57,30 @@ _ANY = "a number", lambda x: x == x
 def _rule(**ranges: tuple[str, Callable[[Any], bool]]):
   """Adds the rule of a distribution with these parameters to `RULES`."""
 
-  def make(law: LawFn) -> Callable[..., Rule]:
-    @functools.wraps(law)
+  def make(target_of: TargetFn) -> Callable[..., Rule]:
+    @functools.wraps(target_of)
     def factory(*, base: str = "token", **parameters) -> Rule:
       for name, value in parameters.items():
         words, inside = ranges[name]
         if not inside(value):
           raise ValueError(f"{name} must be {words}, got {value}")
-      law_of = functools.partial(law, **parameters)
-      return relaxed(law.__name__, law_of, base)
+      chosen = functools.partial(target_of, **parameters)
+      return relaxed(target_of.__name__, chosen, base)
 
-    # The signature to call it with: the law's own parameters, and the base.
-    _, _, *own = inspect.signature(law).parameters.values()
+    # The signature to call it with: its own parameters, and the base.
+    _, _, *own = inspect.signature(target_of).parameters.values()
     by_name = inspect.Parameter.KEYWORD_ONLY
     base = inspect.Parameter("base", by_name, default="token", annotation=str)
     known = [*(one.replace(kind=by_name) for one in own), base]
     factory.__signature__ = inspect.Signature(known)  # type: ignore[attr-defined]
     factory.__annotations__ = {one.name: one.annotation for one in known}
-    RULES[law.__name__] = factory
+    RULES[target_of.__name__] = factory
     return factory
 
   return make
 
 
-def relaxed(name: str, law: LawFn, base: str = "token") -> Rule:
+def relaxed(name: str, target_of: TargetFn, base: str = "token") -> Rule:
   """The lossless rule `base`, verifying against pi.
 
   Raises:
@@ -93,7 +93,7 @@ def relaxed(name: str, law: LawFn, base: str = "token") -> Rule:
   def verify(
     draft: Draft, topology: Topology, target_log_probs: Array
   ) -> Verification:
-    stated = known_target(law, draft, topology, target_log_probs)
+    stated = known_target(target_of, draft, topology, target_log_probs)
     verification = lossless.verify(draft, topology, stated)
     excess = jnp.exp(stated) - jnp.exp(target_log_probs)
     distance = jnp.sum(jnp.where(excess > 0, excess, 0), axis=-1)
@@ -112,12 +112,12 @@ def relaxed(name: str, law: LawFn, base: str = "token") -> Rule:
 
 
 def known_target(
-  law: LawFn, draft: Draft, topology: Topology, target_log_probs: Array
+  target_of: TargetFn, draft: Draft, topology: Topology, target_log_probs: Array
 ) -> Array:
   """The distribution pi of the token after every node.
 
   Args:
-    law: pi, for all nodes at once.
+    target_of: pi, for all nodes at once.
     draft: the draft; a node's first unmasked child has the draft's distribution
       p. Equal paths of independent siblings share their children.
     topology: its shape.
@@ -140,7 +140,7 @@ def known_target(
   else:
     drafted = jnp.take_along_axis(drafted, eldest[..., None], axis=1)
   target = jnp.exp(target_log_probs)
-  mass = law(target, jnp.where(some, jnp.exp(drafted), target))
+  mass = target_of(target, jnp.where(some, jnp.exp(drafted), target))
   stated = distributions.normalize(mass, target_log_probs)
   return jnp.where(some, stated, target_log_probs)
 
@@ -320,7 +320,7 @@ def cactus(target: Array, draft: Array, delta: float = 0.1):
   """
 
   @functools.partial(jnp.vectorize, signature="(v),(v)->(v)")
-  def law(target, draft):
+  def target_of(target, draft):
     rest = jnp.where(target < 1, 1 - target, 0)
     most = jnp.minimum(1, target + jnp.sqrt(2 * delta * target * rest))
     kept = jnp.minimum(draft, most)
@@ -346,12 +346,12 @@ def cactus(target: Array, draft: Array, delta: float = 0.1):
       target * after(share * scale) - draft * after(share), 0
     )
 
-  return law(target, draft)
+  return target_of(target, draft)
 
 
-def _largest(law: Array) -> Array:
+def _largest(probs: Array) -> Array:
   """The largest entry, `f[..., V] -> f[..., 1]`."""
-  return jnp.max(law, axis=-1, keepdims=True)
+  return jnp.max(probs, axis=-1, keepdims=True)
 
 
 def _x_log_ratio(x: Array, y: Array) -> Array:

@@ -84,11 +84,11 @@ def decide_single(
   target_log_probs: Array, draft_log_probs: Array, tokens: Array, valid: Array
 ) -> Decision:
   """Ordinary verification of the only candidate; see `DecideFn`."""
-  law = draft_log_probs[0]
-  test = distributions.acceptance(target_log_probs[tokens], law[tokens])
+  draft = draft_log_probs[0]
+  test = distributions.acceptance(target_log_probs[tokens], draft[tokens])
   return Decision(
     accept=jnp.where(valid, test, 0),
-    next_log_probs=distributions.residual(target_log_probs, law),
+    next_log_probs=distributions.residual(target_log_probs, draft),
   )
 
 

@@ -41,10 +41,10 @@ def decide(target_log_probs, draft_log_probs, tokens, valid):
 
   def test_next(carry, i):
     left, mass, alive = carry  # R^i q^i, R^i
-    law, token = jnp.exp(draft_log_probs[i]), tokens[i]
-    test = distributions.share(left[token], mass * law[token])
+    probs, token = jnp.exp(draft_log_probs[i]), tokens[i]
+    test = distributions.share(left[token], mass * probs[token])
     test = jnp.where(valid[i], test, 0)
-    less = jnp.where(valid[i], mass, 0) * law
+    less = jnp.where(valid[i], mass, 0) * probs
     left = jnp.where(left > less, left - less, 0)
     return (left, jnp.sum(left), alive * (1 - test)), alive * test
 

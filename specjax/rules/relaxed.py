@@ -45,11 +45,11 @@ def single_path_rule(
     b = accept(target_log_probs, drafted)
     draft, target = jnp.exp(drafted), jnp.exp(target_log_probs)
     rejected = jnp.sum(jnp.where(b < 1, draft - b * draft, 0))
-    after, total, law = after_rejection(target_log_probs, drafted)
+    after, total, next_log_probs = after_rejection(target_log_probs, drafted)
     got = b * draft + rejected / total * after
     return Decision(
       accept=jnp.where(valid, b[tokens], 0),
-      next_log_probs=law,
+      next_log_probs=next_log_probs,
       total_variation=jnp.sum(jnp.where(got > target, got - target, 0)),
     )
 

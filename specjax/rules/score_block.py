@@ -78,14 +78,14 @@ class _Family:
   """The distribution of a node's children, a pair or one.
 
   Attributes:
-    law: `f32[V]`, p.
+    probs: `f32[V]`, p.
     odds: `f32[V]`, p / (1 - p), 0 for the most probable token `top`.
     after_top: `f32[V]`, the second child's distribution if the first is `top`,
       as it was drawn: p may have almost no other mass.
     pair: whether there are two children (static).
   """
 
-  law: Array
+  probs: Array
   odds: Array
   top: Array
   after_top: Array
@@ -94,13 +94,13 @@ class _Family:
   @classmethod
   def of(cls, log_probs: Array, tokens: Array) -> "_Family":
     """The family whose children were drawn from distributions `f32[C, V]`."""
-    law, top = jnp.exp(log_probs[0]), jnp.argmax(log_probs[0])
+    probs, top = jnp.exp(log_probs[0]), jnp.argmax(log_probs[0])
     second = WITHOUT_REPLACEMENT.child(log_probs[0], top[None], 2)
     second = jnp.where(tokens[0] == top, log_probs[-1], second)
-    here = jnp.arange(len(law)) == top
+    here = jnp.arange(len(probs)) == top
     return cls(
-      law=law,
-      odds=jnp.where(here, 0, law / jnp.where(here, 1, 1 - law)),
+      probs=probs,
+      odds=jnp.where(here, 0, probs / jnp.where(here, 1, 1 - probs)),
       top=top,
       after_top=jnp.exp(second),
       pair=len(tokens) == 2,
@@ -108,23 +108,23 @@ class _Family:
 
   def product(self, x: Array) -> Array:
     """`E[prod of x over the family]`, `f32[n, V] -> f32[n]`."""
-    every = _dot(x, self.law)
+    every = _dot(x, self.probs)
     if not self.pair:
       return every
-    of_top = self.law[self.top] * x[:, self.top] * _dot(x, self.after_top)
-    equal = _dot(x * x, self.odds * self.law)
+    of_top = self.probs[self.top] * x[:, self.top] * _dot(x, self.after_top)
+    equal = _dot(x * x, self.odds * self.probs)
     return of_top + every * _dot(x, self.odds) - equal
 
   def with_other(self, x: Array) -> Array:
     """`E[x of the other child | the token is in the family]`, `f32[n, V]`."""
     if not self.pair:
-      return jnp.broadcast_to(self.law, x.shape)
-    law, odds = self.law, self.odds
-    first = odds * (_dot(x, law)[:, None] - law * x)
-    second = law * (_dot(x, odds)[:, None] - odds * x)
+      return jnp.broadcast_to(self.probs, x.shape)
+    probs, odds = self.probs, self.odds
+    first = odds * (_dot(x, probs)[:, None] - probs * x)
+    second = probs * (_dot(x, odds)[:, None] - odds * x)
     of_top = self.after_top * x[:, self.top, None]
     of_top = of_top.at[:, self.top].set(_dot(x, self.after_top))
-    return first + second + self.law[self.top] * of_top
+    return first + second + self.probs[self.top] * of_top
 
 
 def _scores(family: _Family, log_power: Array, below: Array) -> Array:
@@ -148,9 +148,9 @@ def _scores(family: _Family, log_power: Array, below: Array) -> Array:
 def _selected(family, scores, weight):
   """The selected child's distribution, `f32[V]`, and `with_other` per bin."""
   others = family.with_other((scores[1:] + scores[:-1]) / 2)
-  law = _dot(weight, jnp.diff(scores, axis=0) * others)
-  total = jnp.sum(law)
-  return law / jnp.where(total > 0, total, 1), others
+  probs = _dot(weight, jnp.diff(scores, axis=0) * others)
+  total = jnp.sum(probs)
+  return probs / jnp.where(total > 0, total, 1), others
 
 
 def _fit(family: _Family, wanted: Array, state: _State) -> Array:
@@ -169,10 +169,11 @@ def _fit(family: _Family, wanted: Array, state: _State) -> Array:
 
   def climb(_, log_power):
     scores = _scores(family, log_power, state.below)
-    law, _ = _selected(family, scores, state.weight)
-    known = (goal > 0) & (law > 0)
-    off = jnp.log(jnp.where(known, goal, 1)) - jnp.log(jnp.where(known, law, 1))
-    off = jnp.where((goal > 0) | (law <= 0), off, -2 * _MOST)  # not wanted
+    probs, _ = _selected(family, scores, state.weight)
+    known = (goal > 0) & (probs > 0)
+    log = lambda x: jnp.log(jnp.where(known, x, 1))
+    off = log(goal) - log(probs)
+    off = jnp.where((goal > 0) | (probs <= 0), off, -2 * _MOST)  # not wanted
     return jnp.clip(log_power + _STEP * off, -_MOST, _MOST)
 
   return jax.lax.fori_loop(0, _NUM_ROUNDS, climb, jnp.zeros_like(wanted))
@@ -187,12 +188,12 @@ def _descend(state, target_log_probs, draft_log_probs, tokens):
   wanted = state.owed * jnp.exp(target_log_probs)
   constant = jax.lax.stop_gradient((family, wanted, state))
   scores = _scores(constant[0], _fit(*constant), constant[2].below)
-  law, others = _selected(family, scores, state.weight)
-  rest = jnp.maximum(wanted - law, 0)
+  probs, others = _selected(family, scores, state.weight)
+  rest = jnp.maximum(wanted - probs, 0)
   total = jnp.sum(rest)
   drawn = family.with_other(jnp.ones_like(wanted)[None])[0, tokens, None]
   children = _State(
-    owed=distributions.share(wanted[tokens], law[tokens]),
+    owed=distributions.share(wanted[tokens], probs[tokens]),
     below=scores[:, tokens].T,
     weight=state.weight * others[:, tokens].T / jnp.where(drawn > 0, drawn, 1),
   )

@@ -79,11 +79,11 @@ class Path:
     distribution.
     """
     last = self.tokens.shape[1]
-    law = take_node(self.distributions, jnp.minimum(node + 1, last))
+    log_probs = take_node(self.distributions, jnp.minimum(node + 1, last))
     present = jnp.pad(self.present, ((0, 0), (0, 1)))
-    present = jnp.broadcast_to(present, (len(law), last + 1))
+    present = jnp.broadcast_to(present, (len(log_probs), last + 1))
     return jnp.where(
-      jnp.take_along_axis(present, node[:, None], axis=1), law, -jnp.inf
+      jnp.take_along_axis(present, node[:, None], axis=1), log_probs, -jnp.inf
     )
 
 

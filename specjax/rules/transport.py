@@ -67,13 +67,13 @@ def decide(target_log_probs, draft_log_probs, tokens, valid):
   levels, slopes = selection(
     classes.draft, classes.target, jnp.sum(valid), most=len(tokens)
   )
-  law = jnp.exp(draft_log_probs) * slopes[classes.ids]  # a, [V]
+  weights = jnp.exp(draft_log_probs) * slopes[classes.ids]  # a, [V]
   target = jnp.exp(target_log_probs)
-  test = distributions.share(target[tokens], law[tokens])
+  test = distributions.share(target[tokens], weights[tokens])
   return Decision(
     accept=pick_probs(levels, classes.ids[tokens], valid) * test,
     next_log_probs=distributions.normalize(
-      jnp.maximum(target - law, 0), target_log_probs
+      jnp.maximum(target - weights, 0), target_log_probs
     ),
   )
 

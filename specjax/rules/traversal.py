@@ -176,9 +176,10 @@ def _settle(owed, target_log_probs, draft_log_probs, tokens, valid):
 
   def reject(carry, i):
     mass, owed = carry  # w_v q_v, w_v
-    law, token = jnp.exp(draft_log_probs[i]), tokens[i]
-    given = jnp.where(valid[i], distributions.share(mass[token], law[token]), 0)
-    excess = jnp.where(mass > law, mass - law, 0)
+    draft, token = jnp.exp(draft_log_probs[i]), tokens[i]
+    share = distributions.share(mass[token], draft[token])
+    given = jnp.where(valid[i], share, 0)
+    excess = jnp.where(mass > draft, mass - draft, 0)
     total = jnp.sum(excess)
     kept = total + (1 - owed)
     excess = excess / jnp.where(kept > 0, kept, 1)

@@ -41,8 +41,8 @@ def mean(values: Array, weights: Array) -> Array:
 def next_token(student, teacher, labels, weights) -> Array:
   """Cross-entropy of the text, nats per token."""
   del teacher
-  law = jax.nn.log_softmax(student)
-  each = jnp.take_along_axis(law, labels[..., None], axis=-1)[..., 0]
+  log_probs = jax.nn.log_softmax(student)
+  each = jnp.take_along_axis(log_probs, labels[..., None], axis=-1)[..., 0]
   return -mean(each, weights)
 
 

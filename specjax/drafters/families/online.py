@@ -193,16 +193,16 @@ def _written(ring: Ring, commit: Commit, vocab_size: int) -> Ring:
       "known": jnp.zeros(rows, bool),
     }  # fmt: skip
   else:
-    law = along(output.logits)[..., :vocab_size].astype(jnp.float32)
-    law = jax.nn.log_softmax(law, axis=-1)
-    is_finite = ~jnp.isnan(law).any(axis=-1)
-    law = jnp.where(is_finite[..., None], law, 0)
+    log_probs = along(output.logits)[..., :vocab_size].astype(jnp.float32)
+    log_probs = jax.nn.log_softmax(log_probs, axis=-1)
+    is_finite = ~jnp.isnan(log_probs).any(axis=-1)
+    log_probs = jnp.where(is_finite[..., None], log_probs, 0)
     ids = None
     if ring.ids is not None:
-      _, ids = jax.lax.top_k(law, ring.ids.shape[-1])
-      law = lumped(law, ids)
-    law = jnp.maximum(law, FLOOR).astype(ring.log_probs.dtype)
-    new |= {"log_probs": law, "ids": ids, "known": is_finite}
+      _, ids = jax.lax.top_k(log_probs, ring.ids.shape[-1])
+      log_probs = lumped(log_probs, ids)
+    log_probs = jnp.maximum(log_probs, FLOOR).astype(ring.log_probs.dtype)
+    new |= {"log_probs": log_probs, "ids": ids, "known": is_finite}
   return _added(ring, new, count)
 
 

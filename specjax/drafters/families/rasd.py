@@ -161,10 +161,12 @@ def rasd(
       mask=topology.ancestors[:, 1:, 1:],
     )
     logits = jnp.concatenate([root_logits[:, None], output.logits], axis=1)
-    law = jax.nn.log_softmax(
+    log_probs = jax.nn.log_softmax(
       logits[..., :vocab_size].astype(jnp.float32), axis=-1
     )
-    after = jnp.take_along_axis(law, topology.parents[:, 1:, None], axis=1)
+    after = jnp.take_along_axis(
+      log_probs, topology.parents[:, 1:, None], axis=1
+    )
     each = distributions.token_log_prob(after, looked_up.tokens)
     each = jnp.where(present & ~jnp.isnan(each), each, -jnp.inf)
     above = topology.ancestors[:, 1:, 1:]

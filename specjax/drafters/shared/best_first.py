@@ -126,9 +126,9 @@ def draft_families(logits: Array, context: Context, drawing: Drawing) -> Draft:
 def _likeliest(logits: Array, drawing: Drawing) -> tuple[Array, Array]:
   """The C largest log-probabilities, `[B, W, V'] -> [B, W, C]`, and tokens."""
   logits = logits[..., : drawing.vocab_size].astype(jnp.float32)
-  law = jax.nn.log_softmax(logits, axis=-1)
-  law = jnp.where(jnp.isnan(law), -jnp.inf, law)
-  return jax.lax.top_k(law, drawing.tree.max_children)
+  log_probs = jax.nn.log_softmax(logits, axis=-1)
+  log_probs = jnp.where(jnp.isnan(log_probs), -jnp.inf, log_probs)
+  return jax.lax.top_k(log_probs, drawing.tree.max_children)
 
 
 def check(drawing: Drawing, *, width: int) -> None:

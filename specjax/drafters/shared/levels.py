@@ -64,16 +64,16 @@ def draw_tree(
       vocab_size,
     )
 
-  def law_of(logits):  # [B, W, V'] -> [B, W, V], and before the warp
+  def log_probs_of(logits):  # [B, W, V'] -> [B, W, V], and before the warp
     logits = logits[..., :vocab_size]
     if siblings.deterministic:
-      law = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+      log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
     else:
-      law = warp.warp(logits, context.sampling)
-    return distributions.replace_nans(law), logits
+      log_probs = warp.warp(logits, context.sampling)
+    return distributions.replace_nans(log_probs), logits
 
-  law, ranking = law_of(root_logits[:, None])
-  tokens, all_laws = [context.root], [jnp.full_like(law, -jnp.inf)]
+  log_probs, ranking = log_probs_of(root_logits[:, None])
+  tokens, all_log_probs = [context.root], [jnp.full_like(log_probs, -jnp.inf)]
   first = 1
   loops &= tree.is_chain and siblings.independent and noise is None
   loops &= tree.max_depth > 2  # at least two passes
@@ -82,34 +82,36 @@ def draw_tree(
   if loops and context.draws is pick_nodes:
 
     def step(so_far, depth):
-      carry, law = so_far
-      drawn = context.draw(depth[None], law)
+      carry, log_probs = so_far
+      drawn = context.draw(depth[None], log_probs)
       logits, carry = feed(carry, depth, drawn)
-      return (carry, law_of(logits)[0]), (drawn, law)
+      return (carry, log_probs_of(logits)[0]), (drawn, log_probs)
 
     first = tree.max_depth
     depths = jnp.arange(1, first, dtype=jnp.int32)
-    (carry, law), passed = lax.scan(step, (carry, law), depths)
+    (carry, log_probs), passed = lax.scan(step, (carry, log_probs), depths)
     drawn, drawn_from = (jnp.moveaxis(x[:, :, 0], 0, 1) for x in passed)
     tokens.append(drawn)
-    all_laws.append(drawn_from)
+    all_log_probs.append(drawn_from)
   for depth in range(first, tree.max_depth + 1):
     if noise is not None:
-      drawn_from = law[:, parents(tree, depth)]
+      drawn_from = log_probs[:, parents(tree, depth)]
       drawn = random.race(noise[:, :, depth - 1], drawn_from)  # [B, K]
     else:
-      drawn, drawn_from = _draw_level(drawing, depth, law, ranking, context)
+      drawn, drawn_from = _draw_level(
+        drawing, depth, log_probs, ranking, context
+      )
     tokens.append(drawn)
-    all_laws.append(drawn_from)
+    all_log_probs.append(drawn_from)
     if depth == tree.max_depth:
       break
     logits, carry = feed(carry, depth, drawn)
-    law, ranking = law_of(logits)
+    log_probs, ranking = log_probs_of(logits)
   draft = Draft(
     tree=tree,
     siblings=siblings,
     tokens=jnp.concatenate(tokens, axis=1),
-    log_probs=jnp.concatenate(all_laws, axis=1),
+    log_probs=jnp.concatenate(all_log_probs, axis=1),
     noise=noise,
   )
   return draft, carry
@@ -225,7 +227,7 @@ def mask(tree: Tree, depth: int) -> np.ndarray | None:
 def _draw_level(
   drawing: Drawing,
   depth: int,
-  law: Array,
+  log_probs: Array,
   ranking: Array,
   context: Context,
 ) -> tuple[Array, Array]:
@@ -233,7 +235,7 @@ def _draw_level(
   tree, siblings = drawing.tree, drawing.siblings
   level, above = tree.levels[depth], parents(tree, depth)
   if siblings.independent:
-    drawn_from = law[:, above]
+    drawn_from = log_probs[:, above]
     return context.draw(level, drawn_from), drawn_from
   heads, family = np.unique(above, return_inverse=True)
   sizes, rank = np.bincount(family), tree.rank[level.start : level.stop]
@@ -244,7 +246,7 @@ def _draw_level(
     tokens, drawn_from = so_far  # [B, F, C], [B, F, C, V]
     some = np.flatnonzero(sizes > r) if isinstance(r, int) else slice(None)
     child_law = siblings.child(
-      law[:, heads[some]],
+      log_probs[:, heads[some]],
       siblings_lib.previous(tokens[:, some], r),
       sizes[some],
       ranking[:, heads[some]],
@@ -255,8 +257,8 @@ def _draw_level(
     tokens = tokens.at[:, some, r].set(context.draw(nodes, child_law))
     return (tokens, drawn_from.at[:, some, r].set(child_law)), None
 
-  tokens = jnp.zeros((len(law), *place.shape), jnp.int32)
-  empty = jnp.zeros((*tokens.shape, law.shape[-1]), law.dtype)
+  tokens = jnp.zeros((len(log_probs), *place.shape), jnp.int32)
+  empty = jnp.zeros((*tokens.shape, log_probs.shape[-1]), log_probs.dtype)
   (tokens, drawn_from), _ = siblings_lib.scan_siblings(
     draw, (tokens, empty), place.shape[1]
   )

@@ -69,17 +69,17 @@ class Block(Published):
     del name
     return part(x)
 
-  def states(self, features, newest, sees=lambda i, t, s: True):
+  def states(self, features, newest, visible=lambda i, t, s: True):
     """What the output projection reads, the newest token's row among it.
 
-    Token t of the block sees what stands at position s if `sees(layer, t, s)`.
+    Token t of the block sees position s if `visible(layer, t, s)`.
     """
     context = self.norm("hidden_norm", self.linear("fc", features))
     x = TARGET.embedding[[newest] + [MASK] * (BLOCK - 1)]
     for i in range(LAYERS):
       here = f"layers.{i}."
       attend = lambda y, here=here, i=i: self.attention(
-        here, y, context, lambda t, s: sees(i, t, s)
+        here, y, context, lambda t, s: visible(i, t, s)
       )
       feed = lambda y, here=here: self.feed_forward(here, y)
       normed = self.norm(f"{here}input_layernorm", x)

@@ -118,10 +118,10 @@ def _cached(
     cache_lib.read_rows(jnp.asarray(b), cache.length, fed) for b in last
   )
   cache = cache.replace(idle=None if idle is None else jnp.asarray(idle))
-  sees = cache_lib.visible(cache, positions, mask, window=window)
+  visible = cache_lib.visible(cache, positions, mask, window=window)
   dense = toys.attention_mask(cache, positions, mask, window=window)
   buffers = (jnp.asarray(cache.keys[0]), jnp.asarray(cache.values[0]))
-  return draw(batch, fed, heads, channels), new, buffers, sees, dense
+  return draw(batch, fed, heads, channels), new, buffers, visible, dense
 
 
 TREE = k_ary(2, 2).ancestors
@@ -146,11 +146,11 @@ def test_blockwise_cache_attention_matches_naive_attention(
   if form == "at_once":
     request.getfixturevalue("at_once")
   lengths = [5, 8, 17, 37 - fed]
-  q, new, buffers, sees, dense = _cached(
+  q, new, buffers, visible, dense = _cached(
     fed, lengths, mask=mask, window=window, layers=layers, slots=37
   )
   layer = jnp.int32(layers - 1) if layers else None
-  out = jax.jit(attend_slots)(q, new, buffers, sees, layer=layer)
+  out = jax.jit(attend_slots)(q, new, buffers, visible, layer=layer)
   keys, values = (b[-1] if layers else b for b in buffers)
   np.testing.assert_allclose(out, _slowly(q, keys, values, dense), atol=2e-5)
 
@@ -158,8 +158,8 @@ def test_blockwise_cache_attention_matches_naive_attention(
 @pytest.mark.usefixtures("small_blocks")
 def test_many_queries_over_cache_match_naive_attention():
   fed = 4 * attention._QUERIES + 1
-  q, new, buffers, sees, dense = _cached(fed, [3, 20], slots=fed + 22)
-  out = jax.jit(attend_slots)(q, new, buffers, sees)
+  q, new, buffers, visible, dense = _cached(fed, [3, 20], slots=fed + 22)
+  out = jax.jit(attend_slots)(q, new, buffers, visible)
   np.testing.assert_allclose(out, _slowly(q, *buffers, dense), atol=2e-5)
 
 
@@ -171,10 +171,12 @@ def test_row_is_bitwise_independent_of_other_row_lengths(dtype, window):
   lengths = [9, 0, 1, 8, 16, 31, 36]
 
   def attended(lengths):
-    q, new, buffers, sees, _ = _cached(3, lengths, window=window)
+    q, new, buffers, visible, _ = _cached(3, lengths, window=window)
     cast = lambda x: x.astype(dtype)
     q, new, buffers = jax.tree.map(cast, (q, new, buffers))
-    return np.asarray(jax.jit(attend_slots)(q, new, buffers, sees), np.float32)
+    return np.asarray(
+      jax.jit(attend_slots)(q, new, buffers, visible), np.float32
+    )
 
   alone = attended([9] * len(lengths))[0]
   for others in (lengths, [9] + [0] * 6, [9] + [36] * 6, [9, 8] + [16] * 5):
@@ -188,14 +190,14 @@ def test_row_is_bitwise_independent_of_other_row_lengths(dtype, window):
 def test_reading_more_slots_gives_bitwise_equal_results(fed, dtype):
   """So a longer neighbor, for which they do, changes nothing."""
   width = attention._SLOTS["default"]
-  q, new, buffers, sees, _ = _cached(
+  q, new, buffers, visible, _ = _cached(
     fed, [0, 3, 100, width - fed], slots=8 * width + 5
   )
   cast = lambda x: jnp.asarray(x, dtype)
   q, new, buffers = jax.tree.map(cast, (q, new, buffers))
   attended = lambda read: np.asarray(
     jax.jit(attend_slots)(
-      q, new, buffers, dataclasses.replace(sees, read_slots=read)
+      q, new, buffers, dataclasses.replace(visible, read_slots=read)
     ), np.float32,
   )  # fmt: skip
   whole = attended(None)
@@ -207,16 +209,16 @@ def test_reading_more_slots_gives_bitwise_equal_results(fed, dtype):
 @pytest.mark.usefixtures("small_blocks")
 def test_blocks_invisible_to_every_row_are_not_read(window):
   """A value that is read would be felt: 0 x NaN is NaN."""
-  q, new, buffers, sees, dense = _cached(2, [18, 22], window=window)
+  q, new, buffers, visible, dense = _cached(2, [18, 22], window=window)
   expected = _slowly(q, *buffers, dense)
   first = 8 if window else 0  # the oldest that is seen is 18 - 4 = 14
   assert not dense[:, :, :first].any()
   lost = tuple(b.at[:, :, 24:].set(np.nan) for b in buffers)
   lost = tuple(b.at[:, :, :first].set(np.nan) for b in lost)
-  out = jax.jit(attend_slots)(q, new, lost, sees)
+  out = jax.jit(attend_slots)(q, new, lost, visible)
   np.testing.assert_allclose(out, expected, atol=2e-5)
   felt = tuple(b.at[:, :, 16:].set(np.nan) for b in buffers)
-  assert np.isnan(jax.jit(attend_slots)(q, new, felt, sees)).any()
+  assert np.isnan(jax.jit(attend_slots)(q, new, felt, visible)).any()
 
 
 @pytest.mark.parametrize(
@@ -226,7 +228,7 @@ def test_blocks_invisible_to_every_row_are_not_read(window):
 @pytest.mark.usefixtures("small_blocks")
 def test_idle_row_cache_is_not_read(lengths, window, blocks):
   """Beside one that is asked for, which gets what it would, to the bit."""
-  q, new, buffers, sees, _ = _cached(
+  q, new, buffers, visible, _ = _cached(
     1, lengths, window=window, idle=[False, True]
   )
   everybody = _cached(1, lengths, window=window)[3]
@@ -234,7 +236,7 @@ def test_idle_row_cache_is_not_read(lengths, window, blocks):
   slot = np.arange(40)
   unread = (slot < blocks[0]) | (slot >= blocks[1])
   lost = tuple(b.at[:, :, unread].set(np.nan) for b in buffers)
-  out = jax.jit(attend_slots)(q, new, lost, sees)
+  out = jax.jit(attend_slots)(q, new, lost, visible)
   np.testing.assert_array_equal(out[0], expected)
   assert np.isfinite(out[1]).all()
   assert np.isnan(jax.jit(attend_slots)(q, new, lost, everybody)).any()

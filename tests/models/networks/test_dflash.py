@@ -45,9 +45,9 @@ def head(tmp_path_factory):
   )
 
 
-def reference(features, newest, *sees):
+def reference(features, newest, *visible):
   """The logits of a block's masks after a row's features `[T, F]`."""
-  return (states(features, newest, *sees) @ OUTPUT.T)[1:]
+  return (states(features, newest, *visible) @ OUTPUT.T)[1:]
 
 
 def test_block_logits_match_numpy_reference(head):
@@ -134,7 +134,7 @@ def test_windowed_layers_follow_their_formats_mask(form, tmp_path):
   model, params = head.functions()
   features = random(1, count, 3 * H)
 
-  def sees(layer, t, s):
+  def visible(layer, t, s):
     if layer == 1:
       return True
     if s >= count:  # in the block
@@ -144,7 +144,7 @@ def test_windowed_layers_follow_their_formats_mask(form, tmp_path):
   read, predict = jax.jit(model.read), jax.jit(model.predict)
   cache = read(params, features, model.init_cache(1, 16))
   actual, _ = predict(params, jnp.array([[3]]), cache)
-  expected = reference(features[0], 3, sees)
+  expected = reference(features[0], 3, visible)
   np.testing.assert_allclose(actual[0], expected, atol=2e-3, rtol=2e-3)
   assert np.abs(reference(features[0], 3) - expected).max() > 0.05
 
@@ -169,8 +169,8 @@ def test_causal_block_is_recognized_under_any_key(where, count, tmp_path):
   if count:
     cache = model.read(params, features, cache)
   actual, _ = model.predict(params, jnp.array([[3]]), cache)
-  sees = lambda layer, t, s: s - count <= t
-  expected = reference(features[0], 3, sees)
+  visible = lambda layer, t, s: s - count <= t
+  expected = reference(features[0], 3, visible)
   np.testing.assert_allclose(actual[0], expected, atol=2e-3, rtol=2e-3)
   assert np.abs(reference(features[0], 3) - expected).max() > 0.05
   head_saving.save(
