@@ -274,8 +274,7 @@ def test_integer_products_meet_their_error_bound(dtype):
   actual = jax.jit(linear.integer_products)(x, one)
   assert actual.dtype == dtype
   x, whole = (np.asarray(a, np.float64) for a in (x, one.dequantized()))
-  parts = 3 if dtype == jnp.float32 else 2
-  step = np.abs(x).max(-1, keepdims=True) / (127 * 254 ** (parts - 1))
+  step = np.abs(x).max(-1, keepdims=True) / (127 * 254)
   expected = x @ whole.T
   most = step / 2 * np.abs(whole).sum(-1)
   most += 4 * float(jnp.finfo(dtype).eps) * np.abs(expected).max()
