@@ -58,6 +58,7 @@ from launch.evaluation import (
 )
 from launch.results import Journal
 from models import checkpoints
+from specjax.warp import make_sampling
 
 cli.reads(
   cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.TEMPERATURES, cli.BATCH_SIZES,
@@ -155,6 +156,7 @@ def evaluate(config: ml_collections.ConfigDict) -> dict[str, Any]:
   """Measures what the command line asks for; writes E.json and returns it."""
   temperatures = [float(text) for text in cli.TEMPERATURES.value or ()]
   temperatures = temperatures or [float(config.temperature)]
+  make_sampling(len(temperatures), temperature=temperatures)
   sizes = cli.integers(cli.BATCH_SIZES, default=(config.batch_size,))
   rounds, output = _ROUNDS.value, cli.OUTPUT.value
   timing = "passes" if _EXPLAIN.value else _TIMING.value
@@ -181,8 +183,7 @@ def evaluate(config: ml_collections.ConfigDict) -> dict[str, Any]:
   )
   if not fit:
     raise cli.UserError(
-      "no question fits: prompts have room for "
-      f"{comparison.room} tokens beside "
+      f"no question fits: there is room for {comparison.room} tokens beside "
       "max_new_tokens (max_length, and the models' positions, bound both)"
     )
   texts = json.dumps([[q.id, q.task, q.category, q.turns] for q in selected])
@@ -235,6 +236,8 @@ def run(_) -> int:
   if cli.PROMPTS.value and _QUESTIONS.value:
     raise cli.UserError("give --prompts or --questions, not both")
   output = cli.OUTPUT.value
+  if output == results.STDOUT:
+    raise cli.UserError("--output must be a file: a page is written beside it")
   results.check(output, *report_files(output))
   content = evaluate(config)
   if processes.is_chief():

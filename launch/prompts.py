@@ -14,7 +14,6 @@ starts its answer. HTTP requests have the same `Settings`.
 import dataclasses
 import hashlib
 import json
-import pathlib
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -26,6 +25,7 @@ from pydantic import (
   ValidationError,
 )
 
+from launch import results
 from models import chat
 from models.tokenizers import Tokenizer
 from specjax import calls
@@ -262,13 +262,7 @@ def read_jsonl(
     id is bad.
   """
   prompts, problems, seen = [], [], {}
-  try:
-    content = pathlib.Path(path).read_text("utf-8-sig")
-  except UnicodeDecodeError:
-    raise ValueError(f"{path}: not UTF-8") from None
-  for number, text in enumerate(content.split("\n"), start=1):
-    if not text.strip():
-      continue
+  for number, text in results.lines_of(path):
     try:
       line = _parsed(text)
       line.id = number if line.id is None else line.id

@@ -7,6 +7,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from launch import results
 from launch.evaluation import intervals
 from specjax import rules
 
@@ -71,10 +72,9 @@ def columns(
 
 def read(path: str | pathlib.Path) -> Any:
   """The contents of a JSON file, or the list of a JSONL file's lines."""
-  text = pathlib.Path(path).read_text("utf-8")
   if str(path).endswith(".jsonl"):
-    return [json.loads(line) for line in text.splitlines() if line.strip()]
-  return json.loads(text)
+    return [record for _, record in results.read_jsonl(path)]
+  return json.loads(pathlib.Path(path).read_text("utf-8"))
 
 
 def panels(

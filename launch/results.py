@@ -41,8 +41,9 @@ def write(path: str | pathlib.Path, content: str | bytes) -> None:
   if not processes.is_chief():
     return
   if str(path) == STDOUT:
-    sys.stdout.write(str(content))
-    sys.stdout.flush()
+    out: Any = sys.stdout if isinstance(content, str) else sys.stdout.buffer
+    out.write(content)
+    out.flush()
     return
   path = pathlib.Path(os.path.realpath(path))
   path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,15 +65,18 @@ def messages(path: str | None) -> Any:
   return sys.stderr if path == STDOUT else sys.stdout
 
 
-def read_jsonl(path: str | pathlib.Path) -> Iterator[tuple[int, dict]]:
-  """Yields the objects of a UTF-8 JSONL file with their line numbers."""
+def lines_of(path: str | pathlib.Path) -> list[tuple[int, str]]:
+  """The lines of a UTF-8 file with their numbers, without empty ones."""
   try:
     text = pathlib.Path(path).read_text("utf-8-sig")
   except UnicodeDecodeError:
     raise ValueError(f"{path}: not UTF-8") from None
-  for number, line in enumerate(text.split("\n"), start=1):
-    if not line.strip():
-      continue
+  return [(i, x) for i, x in enumerate(text.split("\n"), 1) if x.strip()]
+
+
+def read_jsonl(path: str | pathlib.Path) -> Iterator[tuple[int, dict]]:
+  """Yields the objects of a UTF-8 JSONL file with their line numbers."""
+  for number, line in lines_of(path):
     try:
       record = json.loads(line)
     except ValueError as error:
@@ -108,7 +112,7 @@ class Journal:
         # The last line of a killed run may be incomplete.
         *lines, _ = self._path.read_text("utf-8", "replace").split("\n")
         records = [json.loads(line) for line in lines]
-      if records and records[0] != header:
+      if len(records) > 1 and records[0] != header:
         raise cli.UserError(
           f"{self._path} is from a run with other settings "
           f"({_differences(records[0], header)}): repeat its command to finish "

@@ -106,10 +106,10 @@ def check_config(
       f"drafts of {drafting.tree.max_depth} tokens are longer than "
       f"max_new_tokens ({config.max_new_tokens})"
     )
+  if config.get("draft_devices") and not config.mesh:
+    raise ValueError("draft_devices needs a mesh")
   if drafting.learning and config.mesh:
-    raise ValueError(
-      f"online learning runs on one device, got the mesh {config.mesh!r}"
-    )
+    raise ValueError("online learning runs on one device, without a mesh")
   if drafting.reads in ("head", "mtp") and drafting.weights and config.mesh:
     raise ValueError(
       f"a quantized head runs on one device, got the mesh {config.mesh!r}: "

@@ -158,6 +158,7 @@ class Report:
 _WINDOW = 5  # measurements per median
 _LIFE = 128  # iterations after which a measurement is dropped
 _ALONE = 16  # iterations with prefill before one without
+_GAP = 2.5  # rounds that an iteration takes if it prefills while rows decode
 _LEAST = 0.1  # passes do not become faster than this share at once
 
 
@@ -166,7 +167,7 @@ class CostModel:
 
   The estimates are low medians of the last few measurements, since other work
   on the machine only adds time. Iterations that prefill while rows decode take
-  `gap` rounds, if the narrowest pass allows it.
+  `_GAP` rounds, if the narrowest pass allows it.
   """
 
   def __init__(
@@ -176,12 +177,11 @@ class CostModel:
     depths: Sequence[int],
     fed: int,
     seconds: float,
-    gap: float = 2.5,
   ):
     """Starts with a guess of a round's seconds."""
     made = lambda keys: {key: collections.deque(maxlen=_WINDOW) for key in keys}
     self._rounds, self._passes = made(depths), made(widths)
-    self._fed, self._gap, self._guess = fed, gap, seconds
+    self._fed, self._guess = fed, seconds
     self._now = self._last_alone = 0
 
   def learn(self, report: Report) -> None:
@@ -232,7 +232,7 @@ class CostModel:
     """
     if self._now - self._last_alone >= _ALONE:
       return {}
-    room = (self._gap - 1) * self.seconds_of_round(depth)
+    room = (_GAP - 1) * self.seconds_of_round(depth)
     return {width: self.seconds_of_pass(width) / room for width in self._passes}
 
   def _lately(self, measured) -> dict[int, float]:

@@ -48,12 +48,13 @@ def make_slots(
 ) -> Slots:
   """Makes the slots of a pair, with programs for the first request.
 
-  On a mesh all programs are compiled, since its processes must have the same
-  ones. `depth_policy` is one of `POLICIES`; ValueError if the draft has no
-  shallower forms. `rows`, "all" or "running", is what rounds compute;
-  ValueError for "running" on a mesh. `log` reports progress.
+  All programs on a mesh, since its processes must have the same. Rounds compute
+  "all" `rows`, or "running" ones; `log` reports progress. ValueError for
+  ladders, online drafts, depths that a draft has not, and "running" on a mesh.
   """
   models = pair.assemble(config, loaded)
+  if models.ladder or models.lesson:
+    raise ValueError("ladder and online are not served: see depth_policy")
   if rows == "running" and models.mesh is not None:
     raise ValueError("rounds of running rows alone are for one device: no mesh")
   longest = min(max_prompt, models.room(config.max_new_tokens))

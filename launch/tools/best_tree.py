@@ -44,6 +44,8 @@ _MAX_NODES = flags.DEFINE_integer(
 
 def wide(drafting: Drafting, *, children: int, levels: int) -> Drafting:
   """A copy with the tree in which ranks are counted."""
+  if drafting.lengths or drafting.learning:
+    raise cli.UserError("give the draft alone, without ladder or online")
   tree = tree_lib.k_ary(*[children] * levels)
   ended = {"policy": None} if drafting.takes_policy else {}
   return drafting.of_form(tree=tree, **ended)

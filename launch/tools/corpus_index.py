@@ -40,7 +40,8 @@ def run(_) -> int:
   results.write(cli.OUTPUT.value, content)
   print(
     f"{len(texts)} texts, {len(index.tokens) - len(texts):,} tokens in "
-    f"{cli.OUTPUT.value} ({seconds:.1f} s)"
+    f"{cli.OUTPUT.value} ({seconds:.1f} s)",
+    file=results.messages(cli.OUTPUT.value),
   )
   return 0
 

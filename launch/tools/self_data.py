@@ -199,8 +199,7 @@ def run(_) -> int:
   if any(isinstance(x, str) or x[-1]["role"] != "user" for x in given):
     raise cli.UserError(f"{path}: messages must end with a user's turn")
   if _SYSTEM_PROMPTS.value:
-    text = pathlib.Path(_SYSTEM_PROMPTS.value).read_text("utf-8")
-    systems = [line for line in text.splitlines() if line.strip()]
+    systems = [line for _, line in results.lines_of(_SYSTEM_PROMPTS.value)]
   kept = sift(make(config, count, given, systems), overlap(texts))
   results.write(output, results.dumps(kept))
   about = {**settings, "made": count, "kept": len(kept)}

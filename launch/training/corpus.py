@@ -114,9 +114,7 @@ def shared(text: str, learned: set[str]) -> float:
   return sum(line in learned for line in lines) / max(len(lines), 1)
 
 
-def held_out_prompts(
-  count: int, *, num_lines: int = 8, split: str = "test"
-) -> list[str]:
+def held_out_prompts(count: int, *, num_lines: int = 8) -> list[str]:
   """Prompts from held-out files, some lines from inside each.
 
   Files take turns, no two prompts share a line of a file, and no prompt occurs
@@ -134,7 +132,7 @@ def held_out_prompts(
 
   waiting = []
   for file in files:
-    if file.split != split:
+    if file.split != "test":
       continue
     lines = file.text.splitlines(keepends=True)
     starts = np.arange(_TOP, len(lines) - num_lines + 1, num_lines)
@@ -147,5 +145,5 @@ def held_out_prompts(
       if texts and not is_learned(text := texts.pop()):
         prompts.setdefault(text)
   if len(prompts) < count:
-    raise ValueError(f"the {split} files only give {len(prompts)} prompts")
+    raise ValueError(f"the test files only give {len(prompts)} prompts")
   return list(prompts)[:count]

@@ -171,6 +171,8 @@ def text_of(document: Document) -> str:
 
 def token_ids(document: Document, tokenizer: Tokenizer) -> list[int]:
   """Ids of a document, with the end-of-text token last."""
+  if tokenizer.eos_token_id is None:
+    raise ValueError("training needs a tokenizer with an end-of-text token")
   if isinstance(document, str):
     ids = tokenizer.encode(document)
   else:

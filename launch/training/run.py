@@ -77,7 +77,7 @@ class Run:
   def __init__(self, config: ml_collections.ConfigDict, workdir: str):
     self.config = config
     self.folder = pathlib.Path(workdir).absolute()
-    self.chief = jax.process_index() == 0
+    self.chief = processes.is_chief()
     check(config, self.folder)
     self.mesh = step.make_mesh(config)
     if "head" in config:

@@ -69,9 +69,10 @@ def test_only_the_chief_writes(tmp_path, monkeypatch):
   assert [x.name for x in tmp_path.iterdir()] == ["there"]
 
 
-def test_dash_writes_to_stdout(capsys):
+def test_dash_writes_to_stdout(capsysbinary):
   results.write("-", results.dumps([{"a": "é"}, 2]))
-  assert capsys.readouterr().out == '{"a": "\\u00e9"}\n2\n'
+  results.write("-", b"\xff")
+  assert capsysbinary.readouterr().out == b'{"a": "\\u00e9"}\n2\n\xff'
 
 
 @pytest.mark.parametrize(
@@ -112,6 +113,7 @@ def test_journal_resumes_after_a_killed_run(tmp_path, capsys):
 
 def test_journal_with_other_settings_is_rejected_with_a_diff(tmp_path):
   output = str(tmp_path / "out.jsonl")
+  Journal(output, {"config": {}})  # of a run that finished no batch
   Journal(output, SETTINGS).add({"batch": 0})
   other = {"config": {"seed": 1, "tree": [1, 2]}, "jax": "1", "traced": True}
   with pytest.raises(cli.UserError) as refused:

@@ -1,4 +1,4 @@
-"""The command: what it refuses before anything is loaded."""
+"""The command: what it refuses before anything is compiled."""
 
 import socket
 
@@ -12,6 +12,7 @@ from launch import serve
   [
     (("--port=0", "--chat_template=no/talk.jinja"), "no/talk.jinja: No such"),
     (("--port=0", "--host=no.such.host.invalid"), "cannot listen on no.such."),
+    (("--port=0", "--config.drafter=online(model)"), "ladder and online are"),
     (("--port=TAKEN",), "cannot listen on 127.0.0.1:"),
   ],
 )

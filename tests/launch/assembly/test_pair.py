@@ -30,6 +30,7 @@ def test_pairs_of_the_same_models_share_weights(pair):
     ("model(tree=(-1, 0, 1))", dict(max_new_tokens=1), "drafts of 2 tokens ar"),
     ("model(tree=paths(2))", {}, "single path.*; config.rule=block_transport"),
     ("model(policy=3)", dict(rule="multipath_block"), "whose form is fixed"),
+    ("model", dict(draft_devices=2), "draft_devices needs a mesh"),
     ("online(model)", dict(mesh="data:1"), "online learning runs on one dev"),
     ('eagle3("models/pretrained/eagle3", weights=int8)', dict(mesh="data:1"),
      "on one device, got the mesh 'data:1': leave out weights=int8"),

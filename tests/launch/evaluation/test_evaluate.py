@@ -164,6 +164,8 @@ def test_killed_run_resumes_with_the_interrupted_group(
   [
     (("--questions=none.jsonl",), "none.jsonl"),
     (("--config.max_length=10",), "no question fits"),
+    (("--output=-",), "--output must be a file"),
+    (("--temperatures=0,-1",), "temperature must be finite and >= 0"),
     (("--prompts=x", "--questions=y"), "--prompts or --questions, not both"),
     (("--systems=online(model)", "--rounds=2"), "and one round"),
     (("--systems=hf_assisted(\"\")", "--config.checkpoints.draft="),

@@ -18,7 +18,7 @@ def report(widths=(), *, depth=4, rounds=1, slow=1.0):
 
 
 def cost_model(**more):
-  usual = dict(widths=WIDTHS, depths=(1, 4), fed=FED, seconds=ROUND, gap=GAP)
+  usual = dict(widths=WIDTHS, depths=(1, 4), fed=FED, seconds=ROUND)
   return CostModel(**usual | more)
 
 
