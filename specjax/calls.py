@@ -11,6 +11,7 @@ import ast
 import dataclasses
 import difflib
 import inspect
+import json
 import math
 import pkgutil
 import types
@@ -39,7 +40,8 @@ def write(value: Any) -> str:
     return f"({', '.join(map(write, value))}{',' * (len(value) == 1)})"
   if isinstance(value, float):
     return f"{value:g}" if float(f"{value:g}") == value else repr(value)
-  return f'"{value}"' if isinstance(value, str) else str(value)
+  string = isinstance(value, str)
+  return json.dumps(value, ensure_ascii=False) if string else str(value)
 
 
 def parse(text: str) -> Any:
@@ -90,19 +92,10 @@ def _name(node: ast.expr) -> str:
   return name
 
 
-def guess(
-  name: str, known: Iterable[str], *, write: str = "{!r}", cutoff: float = 0.6
-) -> str:
-  """` (did you mean NAME?)` for the nearest known name, or an empty string.
-
-  Args:
-    name: what was written.
-    known: the known names.
-    write: format of a name, as in `/{}`.
-    cutoff: the least similarity, 1 for equal names.
-  """
-  near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
-  return f" (did you mean {write.format(near[0])}?)" if near else ""
+def guess(name: str, known: Iterable[str]) -> str:
+  """` (did you mean NAME?)` for the nearest known name, or an empty string."""
+  near = difflib.get_close_matches(name, list(known), n=1)
+  return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -105,6 +105,30 @@ def prompts(
   )
 
 
+def row_index(state: DecodeState, row: Array | int, name: str = "row") -> Array:
+  """The index of a row as an array; raises if it is concrete and wrong."""
+  row, rows = jnp.asarray(row, jnp.int32), len(state.length)
+  if _concrete(row):
+    _expect(0 <= int(row) < rows, f"{name} must be in 0..{rows - 1}, got {row}")
+  return row
+
+
+def prefix(
+  state: DecodeState, source: Array | int | None, keep: Array | int
+) -> Array | None:
+  """The row whose first `keep` tokens are reused; raises as `row_index`."""
+  most: Array | int = 0
+  if source is not None:
+    source = row_index(state, source, "source")
+    known = _concrete(source) and _concrete(state.length)
+    most = state.length[source] if known else keep
+  if _concrete(keep) and _concrete(most):
+    _expect(
+      0 <= int(keep) <= int(most), f"keep must be in 0..{most}, got {keep}"
+    )
+  return source
+
+
 def extension(
   state: DecodeState,
   row: Array | int,
@@ -117,18 +141,14 @@ def extension(
 ) -> tuple[Array, Array, Array, Array]:
   """The arguments of `Decoder.extend` as arrays; raises as it does."""
   tokens = jnp.asarray(tokens)
-  row, count, budget = (
-    jnp.asarray(x, jnp.int32) for x in (row, count, max_new_tokens)
-  )
+  row = row_index(state, row)
+  count, budget = (jnp.asarray(x, jnp.int32) for x in (count, max_new_tokens))
   _expect(
     tokens.ndim == 1 and jnp.issubdtype(tokens.dtype, jnp.integer),
     f"tokens must be token ids i32[P], of one row, got {_show(tokens)}",
   )
-  text: Array | int = 0
-  if _concrete(row):
-    rows = len(state.length)
-    _expect(0 <= int(row) < rows, f"row must be in 0..{rows - 1}, got {row}")
-    text = state.length[row] if _concrete(state.length) else 0
+  concrete = _concrete(row) and _concrete(state.length)
+  text = state.length[row] if concrete else 0
   _sizes(tokens[None], count[None], budget, buffer_length, vocab_size, text)
   return row, tokens, count, budget
 
@@ -289,9 +309,9 @@ def replace_nans(
 ) -> tuple[Draft, Array, Array]:
   """Replaces NaN distributions by uniform ones, and marks nodes that end a row.
 
-  A row that reaches a node whose target distribution is NaN ends before a token
-  is drawn there. A draft with a NaN distribution cannot be verified: it ends
-  its row before any of it is emitted.
+  A row that reaches a node whose target distribution is NaN ends, and emits
+  nothing of the round. So does a row whose draft has a NaN distribution, which
+  cannot be verified.
 
   Returns:
     The draft, the target's distributions, and the marks `bool[B, N + 1]`.

@@ -155,7 +155,8 @@ class Decoder:
 
     The first `keep` tokens of row `source` can be reused as a prefix; `prompt`
     then holds only the tokens after them. The row draws what it would without
-    reuse, up to rounding. A target with recurrent states can reuse nothing, or
+    reuse, up to rounding (only in distribution if its drafter keeps what it
+    learned from a row). A target with recurrent states can reuse nothing, or
     all of a text but its newest tokens: a row that keeps fewer ends with
     NAN_LOGITS.
 
@@ -181,6 +182,8 @@ class Decoder:
     Raises:
       ValueError: as `init`.
     """
+    row = checks.row_index(state, row)
+    source = checks.prefix(state, source, keep)
     checked = self._checked(
       params, jnp.asarray(prompt)[None], jnp.reshape(length, 1), rng_key[None],
       buffer_length=self.buffer_length(state), max_new_tokens=max_new_tokens,
@@ -217,7 +220,7 @@ class Decoder:
 
     Returns:
       The state. If text and tokens do not fit into the buffer (under `jit` this
-      cannot be raised), the row is unchanged and ended (LENGTH).
+      cannot be raised), the row has ended (LENGTH); all its text is prompt.
 
     Raises:
       ValueError: as `init`.

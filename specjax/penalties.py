@@ -64,7 +64,7 @@ def make(
   values = _padded([list(x.values()) for x in some], batch, np.float32, 0)
   if not np.isfinite(values).all():
     raise ValueError(f"logit_bias must be finite, got {logit_bias}")
-  stops: list[Any] = list(stop_token_ids or ())
+  stops: list[Any] = list(() if stop_token_ids is None else stop_token_ids)
   if not any(isinstance(x, Sequence | np.ndarray | None) for x in stops):
     stops = [stops] * batch
   f32, finite = jnp.float32, (jnp.isfinite, "finite")

@@ -301,7 +301,7 @@ class Rule:
   """A verification rule.
 
   Attributes:
-    name: as in `specjax.rules.get`, with its parameters if it has any.
+    name: as `specjax.rules.get` was given it, with its parameters.
     verify: see `VerifyFn`.
     lossless: whether the output distribution is exactly the warped target's.
     check: `(tree, siblings) -> None`; raises ValueError for trees or siblings

@@ -108,7 +108,7 @@ class Engine:
       parameters, and a prompt's text depends on earlier batches.
     mesh: the devices, or None for a single one.
     cache_specs: how caches are split over it, see `compilation.compile_both`.
-    programs: compiled programs, by batch shape and truncations in use.
+    programs: compiled programs, by all static settings; engines may share them.
   """
 
   decoder: Decoder
@@ -317,10 +317,10 @@ class Engine:
   def _budgets(self, batch) -> np.ndarray:
     """`i32[rows]`; ValueError if one is larger than the engine's."""
     budgets = np.array(self._each(batch, "max_new_tokens"), np.int32)
-    if budgets.max() > self.max_new_tokens:
+    if budgets.min() < 0 or budgets.max() > self.max_new_tokens:
       raise ValueError(
-        f"a request asks for {budgets.max()} new tokens, more than the "
-        f"engine's max_new_tokens={self.max_new_tokens}"
+        f"requests ask for {budgets.min()} to {budgets.max()} new tokens, the "
+        f"engine has max_new_tokens={self.max_new_tokens}"
       )
     budgets[len(batch.prompts) :] = 0  # filling rows are done at once
     return budgets
@@ -328,7 +328,8 @@ class Engine:
   def _shape(self, batch):
     """The static settings of a batch's programs, its key in `programs`."""
     sizes = (batch.rows, batch.width, batch.input_width)
-    shape = (*sizes, *self._truncations(batch))
+    own = (self.decoder, self.stop_tokens, self.max_new_tokens, self._longest)
+    shape = (*sizes, *own, *self._truncations(batch))
     if some := self._penalties(batch):
       lists = (
         map(dict, some.get("logit_bias", ())),

@@ -209,7 +209,12 @@ def batch_of_tokens(
     for i, (ids, one) in enumerate(zip(prompts, settings, strict=True))
   ]
   longest = max(len(ids) for ids in prompts)
-  return _batch_of(requests, len(prompts), max(longest, max_width))
+  if longest > max_width:
+    raise ValueError(
+      f"a prompt has {longest} tokens, but only {max_width} fit beside "
+      "max_new_tokens (max_length, or a model's positions)"
+    )
+  return _batch_of(requests, len(prompts), max_width)
 
 
 def _rounded(length: int) -> int:

@@ -68,6 +68,8 @@ def busiest(distinct: Number, num_experts: int, devices: int) -> np.ndarray:
   Returns:
     `f64[...]`, at least distinct / devices.
   """
+  if num_experts % devices:
+    raise ValueError(f"{devices} devices cannot split {num_experts} experts")
   each = num_experts // devices
   share = np.asarray(distinct, float)[..., None] / num_experts
   most = stats.binom.cdf(np.arange(each), each, np.clip(share, 0, 1)) ** devices

@@ -104,7 +104,7 @@ def any_tree(
 
 
 def _drafted_sets(
-  tree: Tree, draft: ContextLaw, *, vocab: int, siblings: Siblings = IID
+  tree: Tree, draft: ContextLaw, *, vocab: int, siblings: Siblings
 ) -> tuple[np.ndarray, np.ndarray]:
   """The sets of contexts that drafts may have, with their probabilities.
 

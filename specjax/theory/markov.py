@@ -46,13 +46,11 @@ def make_pair(
   target_initial: np.ndarray,
   draft: np.ndarray,
   target: np.ndarray,
-  tolerance: float = 1e-6,
 ) -> MarkovPair:
   """A checked `MarkovPair`, its rows normalized to rounding.
 
   Args:
     draft_initial, target_initial, draft, target: as in `MarkovPair`.
-    tolerance: how far from 1 the sum of a row may be.
 
   Returns:
     The pair, in float64 NumPy arrays.
@@ -74,7 +72,7 @@ def make_pair(
     if array.shape != shape:
       raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
     off = np.abs(array.sum(-1) - 1).max(initial=0)
-    if not off <= tolerance or (array < 0).any():
+    if not off <= 1e-6 or (array < 0).any():
       raise ValueError(f"rows of {name} must be probabilities that sum to 1")
   return MarkovPair(
     **{name: x / x.sum(-1, keepdims=True) for name, x in arrays.items()}

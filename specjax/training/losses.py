@@ -199,7 +199,7 @@ def get(name: str, *, block: int = 5) -> Objective:
     ValueError: for an unknown name, listing the known ones, or a block < 1.
   """
   if block < 1:
-    raise ValueError(f"acceptance_block must be >= 1, got {block}")
+    raise ValueError(f"block must be >= 1, got {block}")
   if name not in OBJECTIVES:
     raise ValueError(
       f"unknown objective {name!r}, expected one of {sorted(OBJECTIVES)}"

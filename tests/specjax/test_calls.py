@@ -54,6 +54,7 @@ def stranger(text: str):
      "mixed(tea(cups=3), 1, 2)"),
     ("mixed(mixed(water), strong=True)", "water | () False | () True",
      "mixed(mixed(water), strong=True)"),
+    (r'tea("a\"b\\c")', '2 a"b\\c 0.9', r'tea("a\"b\\c")'),
     ('"jasmine"', "2 jasmine 0.9", 'tea("jasmine")'),
     (f"{__name__}.OWN", "mine", f"{__name__}.OWN"),
   ],

@@ -49,6 +49,10 @@ def test_init_rejects_invalid_prompts_and_sizes(changes, message):
     (dict(prompt=np.zeros(41, int)), "41 tokens do not fit into a buffer"),
     (dict(max_new_tokens=40), "must fit into buffer_length"),
     (dict(sampling=make_sampling(1, top_p=0.5)), "has no top_p"),
+    (dict(row=5), r"row must be in 0\.\.4"),
+    (dict(source=-1), r"source must be in 0\.\.4"),
+    (dict(keep=1), r"keep must be in 0\.\.0"),
+    (dict(source=1, keep=-1), r"keep must be in 0\.\."),
   ],
 )
 def test_admit_rejects_rows_that_do_not_fit(changes, message):

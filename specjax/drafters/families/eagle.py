@@ -168,7 +168,7 @@ def of_one_layer(name: str, model: FeatureModel, drawing: Drawing) -> Drafter:
   """A drafter around a head of one layer; see `eagle`."""
   tree = drawing.tree
   if tree.form is Form.FREE:
-    return _dynamic(model, drawing)
+    return _dynamic(name, model, drawing)
 
   def begin(params, state: HeadState, target_cache, context):
     def first(carry, drafting):
@@ -202,7 +202,7 @@ def of_one_layer(name: str, model: FeatureModel, drawing: Drawing) -> Drafter:
   )  # fmt: skip
 
 
-def _dynamic(model: FeatureModel, drawing: Drawing) -> Drafter:
+def _dynamic(name: str, model: FeatureModel, drawing: Drawing) -> Drafter:
   """Drafts EAGLE-2's dynamic tree of deterministic tokens (its section 4)."""
   depth, top_k = drawing.tree.max_depth, drawing.tree.max_children
   best_first.check(drawing, width=top_k)
@@ -236,7 +236,7 @@ def _dynamic(model: FeatureModel, drawing: Drawing) -> Drafter:
     return draft, _with_cache(state, cache), target_cache
 
   return Drafter(
-    name="eagle2",
+    name=name,
     tree=drawing.tree,
     siblings=GIVEN,
     propose=propose,

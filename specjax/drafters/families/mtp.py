@@ -86,7 +86,7 @@ def of_layers(models: tuple[FeatureModel, ...], drawing: Drawing) -> Drafter:
     return draft, state, target_cache
 
   return Drafter(
-    name="eagle2", tree=tree, siblings=drawing.siblings, propose=propose,
+    name="mtp", tree=tree, siblings=drawing.siblings, propose=propose,
     **fields,
   )  # fmt: skip
 

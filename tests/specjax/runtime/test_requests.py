@@ -73,7 +73,7 @@ def together(one):
 def test_row_settings_match_an_engine_with_those_settings(one, together):
   for i, settings in enumerate(SETTINGS):
     engine = dataclasses.replace(
-      one, programs={}, **{**settings.overrides(), "max_new_tokens": BUDGET}
+      one, **{**settings.overrides(), "max_new_tokens": BUDGET}
     )
     budget = settings.max_new_tokens or BUDGET
     (alone,) = run(engine, request(i), rows=1)
@@ -229,7 +229,7 @@ def test_completion_may_fill_all_model_positions():
   )  # fmt: skip
   (completion,) = engine.complete([[1] * 62])
   assert len(completion.token_ids) == 8
-  with pytest.raises(ValueError, match="70 positions, too few for prompt and"):
+  with pytest.raises(ValueError, match="63 tokens, but only 62 fit beside"):
     engine.complete([[1] * 63])
 
 
@@ -237,6 +237,8 @@ def test_completion_may_fill_all_model_positions():
   ("prompts", "settings", "message"),
   [
     ([[1], []], None, "a prompt has no tokens"),
+    ([[1] * 249], None, "249 tokens, but only"),
+    ([[1]], Settings(max_new_tokens=-1), "ask for -1 to -1 new tokens"),
     ([[1], [2]], [Settings()], "got 2 prompts and 1 settings"),
     ([[1], [2, 11]], None, r"in 0\.\.10, got 11 in prompt 1: .* tokenizer"),
     ("def", None, r"got a string: encode it.*tokenizer\.encode"),
