@@ -180,7 +180,7 @@ class Decoder:
       the buffer, the row ends early (LENGTH).
 
     Raises:
-      ValueError: as `init`.
+      ValueError: as `init`; for a row or prefix that does not exist.
     """
     row = checks.row_index(state, row)
     source = checks.prefix(state, source, keep)

@@ -328,8 +328,8 @@ class Engine:
   def _shape(self, batch):
     """The static settings of a batch's programs, its key in `programs`."""
     sizes = (batch.rows, batch.width, batch.input_width)
-    own = (self.decoder, self.stop_tokens, self.max_new_tokens, self._longest)
-    shape = (*sizes, *own, *self._truncations(batch))
+    ends = (tuple(self.stop_tokens), self.max_new_tokens, self._longest)
+    shape = (*sizes, self.decoder, *ends, *self._truncations(batch))
     if some := self._penalties(batch):
       lists = (
         map(dict, some.get("logit_bias", ())),

@@ -136,8 +136,9 @@ def test_layers_with_different_heads_use_separate_caches(low):
   model = stacked.as_language_model(config, weights=form, **how)
   expected, _ = feed(plain, params, TOKENS)
   got, cache = feed(model, stack, TOKENS)
-  np.testing.assert_allclose(got.logits, expected.logits, atol=2e-6)
-  np.testing.assert_allclose(got.features, expected.features, atol=1e-5)
+  atol = 2e-3 if low else 1e-5  # rounding may flip in products and cache
+  np.testing.assert_allclose(got.logits, expected.logits, atol=atol)
+  np.testing.assert_allclose(got.features, expected.features, atol=atol)
   shapes = [jax.tree.leaves(keys)[0].shape for keys in cache.keys]
   assert [(x[0], *x[2::2]) for x in shapes] == [(4, 2, 8), (2, 1, 12)]
 
