@@ -156,7 +156,7 @@ def evaluate(config: ml_collections.ConfigDict) -> dict[str, Any]:
   """Measures what the command line asks for; writes E.json and returns it."""
   temperatures = [float(text) for text in cli.TEMPERATURES.value or ()]
   temperatures = temperatures or [float(config.temperature)]
-  make_sampling(len(temperatures), temperature=temperatures)
+  make_sampling(len(temperatures), temperature=temperatures)  # checks them
   sizes = cli.integers(cli.BATCH_SIZES, default=(config.batch_size,))
   rounds, output = _ROUNDS.value, cli.OUTPUT.value
   timing = "passes" if _EXPLAIN.value else _TIMING.value

@@ -97,7 +97,7 @@ def parse(
     axes = ",".join(sorted(text.split(",")))
     match = re.fullmatch(r"data:([1-9]\d*),model:([1-9]\d*)", axes)
     if match is None:
-      raise ValueError(f"a mesh gives both: data:2,model:8, got {text!r}")
+      raise ValueError(f"a mesh must be data:N,model:N, got {text!r}")
     data, model = map(int, match.groups())
   if data * model != num_devices:
     raise ValueError(

@@ -40,8 +40,9 @@ def write(value: Any) -> str:
     return f"({', '.join(map(write, value))}{',' * (len(value) == 1)})"
   if isinstance(value, float):
     return f"{value:g}" if float(f"{value:g}") == value else repr(value)
-  string = isinstance(value, str)
-  return json.dumps(value, ensure_ascii=False) if string else str(value)
+  if isinstance(value, str):
+    return json.dumps(value, ensure_ascii=False)
+  return str(value)
 
 
 def parse(text: str) -> Any:

@@ -48,9 +48,9 @@ def make_slots(
 ) -> Slots:
   """Makes the slots of a pair, with programs for the first request.
 
-  All programs on a mesh, since its processes must have the same. Rounds compute
-  "all" `rows`, or "running" ones; `log` reports progress. ValueError for
-  ladders, online drafts, depths that a draft has not, and "running" on a mesh.
+  On a mesh, with all programs. Rounds compute "all" `rows` or only "running"
+  ones. `log` reports progress. ValueError for ladders, online drafts, a
+  `depth_policy` that the draft does not support, and "running" on a mesh.
   """
   models = pair.assemble(config, loaded)
   if models.ladder or models.lesson:
