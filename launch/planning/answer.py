@@ -29,7 +29,7 @@ _SETTINGS = (
 
 def plan(topology: Topology, question: Question) -> dict:
   """Compiles a question's programs for a slice; returns the plan's JSON."""
-  chip = topology.chip
+  chip, places = topology.chip, devices(topology)  # refuses without libtpu
   plan = {
     "topology": topology.name,
     "accelerator_type": topology.accelerator_type,
@@ -42,7 +42,7 @@ def plan(topology: Topology, question: Question) -> dict:
     "libtpu": importlib.metadata.version("libtpu"),
   }
   try:
-    compiled = program.compile_for(question, devices(topology))
+    compiled = program.compile_for(question, places)
   except MemoryError as error:
     return plan | {"fits": False, "compiler": str(error)}
   return plan | {
