@@ -453,13 +453,20 @@ def visible(
   """
   fed = positions.shape[1]
   fed_mask = np.tril(np.ones((fed, fed), bool)) if mask is None else mask
-  text = cache.length + (fed - fed_mask.shape[-1])
+  columns = fed_mask.shape[-1]
+  text = cache.length + (fed - columns)
+  if fed_mask.ndim == 3:  # columns before slot 0 are dropped
+    column = np.arange(columns) + jnp.maximum(-text, 0)[:, None, None]
+    fed_mask = (column < columns) & jnp.take_along_axis(
+      jnp.asarray(fed_mask), jnp.minimum(column, columns - 1), axis=2
+    )
+    text = jnp.maximum(text, 0)
   used = text if cache.idle is None else jnp.where(cache.idle, 0, text)
   first, slots, own_positions = jnp.zeros((), text.dtype), None, None
   if cache.positions is not None:
     slots = cache.positions
     own_positions = jax.vmap(
-      lambda row, at: lax.dynamic_slice_in_dim(row, at, fed_mask.shape[-1])
+      lambda row, at: lax.dynamic_slice_in_dim(row, at, columns)
     )(slots, text)
   if window is not None:
     if slots is None or own_positions is None:

@@ -82,7 +82,8 @@ class ApplyFn(Protocol):
       positions: `i32[B, T]`, by default `cache.length + arange(T)`.
       mask: `bool[T, M]`, static, or `bool[B, T, M]`, M >= T: which of the last
         M slots (ending with the T-th fed token) each fed token sees; all slots
-        before those are visible. None is a causal chain.
+        before those are visible. None is a causal chain. Columns of slots
+        before the first are to be ignored.
       logits_at: `i32[B, W]`, tokens whose logits to return; None for all.
         Prompts are fed with W = 0, as their logits may be the largest array.
 

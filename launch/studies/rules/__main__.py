@@ -20,9 +20,11 @@ A pair: K, G, the warp and the models are the config's (its rule is ignored),
 and numbers are means over decoding steps (for drafts and names of rows see
 `launch.studies.rules.on_pair`).
 
-Incompatible rules are listed with the reason; if only one rule was asked for,
-that is an error.
+Incompatible rules are listed with the reason; if named by --rule, which takes
+a list here, that is an error.
 """
+
+import re
 
 import numpy as np
 from absl import flags
@@ -39,6 +41,12 @@ _LENGTH = flags.DEFINE_integer(
 )
 _NUM_DRAFTS = flags.DEFINE_integer(
   "num_drafts", 2, "K, number of drafted paths.", lower_bound=1
+)
+_SHAPES = flags.DEFINE_list(
+  "shapes",
+  None,
+  "With --config: KxG,..., paths and tokens per path to compare, such as "
+  "2x4,8x8; by default the drafter's.",
 )
 _MAX_CONTEXTS = flags.DEFINE_integer(
   "max_contexts", 32, "With --config: steps per prompt.", lower_bound=1
@@ -63,7 +71,7 @@ def compare_on_laws() -> dict:
   result = on_vectors.compare(
     draft,
     target,
-    cli.RULE.value or "all",
+    cli.RULE.value,
     count=_NUM_DRAFTS.value,
     length=_LENGTH.value,
     seed=cli.SEED.value or 0,
@@ -73,13 +81,16 @@ def compare_on_laws() -> dict:
 
 def compare_on_contexts(config) -> dict:
   """The report on a real pair."""
-  models = on_pair.build_pair(config)
   tree = registry.of(config).tree
-  shape = dict(
-    num_drafts=max(tree.max_children, 1), num_speculative_tokens=tree.max_depth
-  )
+  names = _SHAPES.value or [f"{max(tree.max_children, 1)}x{tree.max_depth}"]
+  if not all(re.fullmatch("[1-9][0-9]*x[1-9][0-9]*", name) for name in names):
+    raise cli.UserError(f"--shapes must be KxG,..., got {','.join(names)}")
+  shapes = [tuple(map(int, name.split("x"))) for name in names]
+  if max(depth for _, depth in shapes) > tree.max_depth:
+    raise cli.UserError("--shapes must be no longer than the drafter's tokens")
+  models = on_pair.build_pair(config)
   rows, left_out = on_pair.cases(
-    cli.RULE.value or "all", **shape, vocab_size=models.tokenizer.vocab_size
+    cli.RULE.value, shapes, models.tokenizer.vocab_size
   )
   room = models.room(config.max_new_tokens)
   items = prompts.all_of(cli.PROMPTS.value, models.tokenizer, max_tokens=room)
@@ -91,7 +102,7 @@ def compare_on_contexts(config) -> dict:
     max_contexts=_MAX_CONTEXTS.value,
   )
   return {
-    **shape,
+    "shapes": names,
     "rules": measured,
     "left_out": left_out,
     "num_prompts": len(prompts.distinct(items)),

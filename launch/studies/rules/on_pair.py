@@ -6,13 +6,17 @@ A row of a report is named after its rule:
                                   ("typical(epsilon=0.2)")
   recursive (without_replacement) the same rule, other siblings
 
+  block_transport 8x4             one of several shapes: 8 paths of 4 tokens
+
 A lossless decoder decodes the prompts, and every rule is evaluated on the draft
-of every step. Rules with the same tree and siblings are compared on the same
-contexts and drafts, by expectations given the draft (Rao-Blackwell).
+of every step. Rules with the same siblings are compared on the same contexts
+and drafts, by expectations given the draft (Rao-Blackwell): a smaller shape is
+the first paths of the largest, and their first tokens.
 """
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 
 import jax
@@ -26,7 +30,7 @@ from launch.assembly import registry
 from launch.assembly.drafting import with_tokens
 from launch.assembly.pair import Pair
 from launch.evaluation import intervals
-from specjax import random, rules
+from specjax import calls, random, rules
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
 from specjax.decode import make_decoder
@@ -62,6 +66,8 @@ ROWS: dict[str, tuple[str, Siblings]] = {
   if name != "synthetic"
   for number, siblings in enumerate(SIBLINGS.get(name, (siblings_lib.IID,)))
 }
+# Siblings whose first few are drawn as if there were no more.
+_NESTED = (siblings_lib.IID, siblings_lib.WITHOUT_REPLACEMENT)
 _MOST_NODES = 256  # trees are unrolled, so larger ones take minutes to compile
 
 
@@ -93,22 +99,29 @@ class Case:
 
 
 def cases(
-  chosen: str, *, num_drafts: int, num_speculative_tokens: int, vocab_size: int
+  chosen: str | None, shapes: Sequence[tuple[int, int]], vocab_size: int
 ) -> tuple[list[Case], dict[str, str]]:
-  """The rows of a report.
+  """The rows of a report, and by row why others are left out.
 
-  Multi-draft rules get K separate paths, and so the same budget of K G tokens,
+  `chosen` is a row of `ROWS` or a list of rules; None for all that are
+  compatible.
+
+  Multi-draft rules get K separate paths of G tokens for each shape (K, G),
   except `hub`, which gets a binary tree because it needs two children at every
   node. Rules for a single path get one path of G tokens.
   """
   rows = ROWS
-  if chosen != "all":
-    rows = {chosen: ROWS.get(chosen) or (chosen, siblings_lib.IID)}
-  fitting, left_out = [], {}
-  for row, (rule_name, siblings) in rows.items():
-    rule = rules.get(rule_name)
+  if chosen is not None:
+    names = [chosen] if chosen in ROWS else map(str, calls.parse_list(chosen))
+    rows = {name: ROWS.get(name) or (name, siblings_lib.IID) for name in names}
+  fitting, left_out = {}, {}
+  for (row, (rule_name, siblings)), (count, depth) in itertools.product(
+    rows.items(), shapes
+  ):
+    rule, count = rules.get(rule_name), 1 if _is_single(rule_name) else count
+    row += f" {count}x{depth}" if len(shapes) > 1 else ""
     try:
-      tree = _tree(rule_name, num_drafts, num_speculative_tokens)
+      tree = _tree(rule_name, count, depth)
       if tree.num_drafted > _MOST_NODES:
         raise ValueError(
           f"compared on up to {_MOST_NODES} drafted tokens, got "
@@ -117,18 +130,20 @@ def cases(
       rule.check(tree, siblings)
       drawing(None, tree, siblings, vocab_size)
     except ValueError as error:
-      if chosen != "all":
+      if chosen is not None:
         raise
       left_out[row] = str(error)
       continue
-    fitting.append(Case(name=row, rule=rule, tree=tree, siblings=siblings))
-  return fitting, left_out
+    fitting[row] = Case(name=row, rule=rule, tree=tree, siblings=siblings)
+  return [*fitting.values()], left_out
+
+
+def _is_single(rule_name: str) -> bool:
+  return rule_name.partition("(")[0] in SINGLE_PATH
 
 
 def _tree(rule_name: str, num_drafts: int, depth: int) -> Tree:
   """The tree for a rule."""
-  if rule_name.partition("(")[0] in SINGLE_PATH:
-    return tree_lib.chain(depth)
   if rule_name == "hub":
     if num_drafts != 2:
       raise ValueError(
@@ -173,9 +188,11 @@ def measure(
     `block_efficiency_ratio` to the first row, with its interval paired by
     prompt.
   """
-  groups: dict[tuple[Tree, Siblings], list[Case]] = {}
+  groups: dict[tuple[Siblings, Tree | None], list[Case]] = {}
   for row in rows:
-    groups.setdefault((row.tree, row.siblings), []).append(row)
+    one_walk = row.siblings in _NESTED
+    key = row.siblings, None if one_walk else row.tree
+    groups.setdefault(key, []).append(row)
   report: dict[str, dict] = {}
   columns: dict[str, tuple[np.ndarray, np.ndarray]] = {}
   for group in groups.values():
@@ -213,7 +230,10 @@ def _walk(group, models, config, batches, *, max_contexts):
   The sums are `f64[prompts, rules, 2]`: expected accepted tokens, and the first
   token's distance. Rows of the same prompt are merged.
   """
-  tree, siblings = group[0].tree, group[0].siblings
+  siblings, tree = group[0].siblings, group[0].tree
+  if siblings in _NESTED:
+    depth = max(row.tree.max_depth for row in group)
+    tree = tree_lib.paths(depth, max(row.tree.max_children for row in group))
   drafting = models.drafting.of_form(tree=tree, siblings=siblings)
   vocab = models.tokenizer.vocab_size
   decoder = make_decoder(
@@ -271,6 +291,18 @@ def _walk(group, models, config, batches, *, max_contexts):
 
 def _rate(row: Case, draft, target_log_probs):
   """Expected accepted tokens and the first token's distance, `f32[2, B]`."""
+  if row.tree != draft.tree:
+    nodes = [0]  # by the ranks on their paths
+    for parent, rank in zip(
+      row.tree.parents[1:], row.tree.rank[1:], strict=True
+    ):
+      nodes.append(draft.tree.children[nodes[parent]][rank])
+    at = np.array(nodes)
+    target_log_probs = target_log_probs[:, at]
+    draft = dataclasses.replace(
+      draft, tree=row.tree, tokens=draft.tokens[:, at],
+      log_probs=draft.log_probs[:, at],
+    )  # fmt: skip
   verification = row.rule.verify(draft, draft.topology(), target_log_probs)
   accepted = expected_accepted(row.tree, verification)
   distance = verification.total_variation

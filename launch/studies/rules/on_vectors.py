@@ -34,7 +34,7 @@ _MIN_SAMPLES, _MAX_SAMPLES = 1024, 8192
 def compare(
   draft: np.ndarray,
   target: np.ndarray,
-  chosen: str,
+  chosen: str | None,
   *,
   count: int,
   length: int,
@@ -42,15 +42,9 @@ def compare(
 ) -> dict:
   """The report of `launch.studies.rules` on two distributions, `f64[V]`.
 
-  `chosen` is "all", or one rule as in `on_pair.cases`; K is `count`, and G is
-  `length`.
+  `chosen` is as in `on_pair.cases`; K is `count`, and G is `length`.
   """
-  rows, left_out = on_pair.cases(
-    chosen,
-    num_drafts=count,
-    num_speculative_tokens=length,
-    vocab_size=len(target),
-  )
+  rows, left_out = on_pair.cases(chosen, [(count, length)], len(target))
   measured = functools.lru_cache(
     lambda row: evaluate(row, draft, target, seed=seed)
   )

@@ -207,9 +207,7 @@ def acceptance(runs: int, counts: tuple[int, ...] = (1, 2, 3, 4)) -> dict:
   jax.config.update("jax_disable_most_optimizations", True)
   try:
     for count in counts:
-      fitting, _ = on_pair.cases(
-        "all", num_drafts=count, num_speculative_tokens=1, vocab_size=len(p)
-      )
+      fitting, _ = on_pair.cases(None, [(count, 1)], len(p))
       for case in fitting:
         # A rule of a single path is in the figure where K = 1.
         if case.rule.lossless and case.tree.num_drafted == count:

@@ -183,7 +183,7 @@ def of_one_layer(name: str, model: FeatureModel, drawing: Drawing) -> Drafter:
         hidden[:, levels.parents(tree, depth)],
         cache,
         positions=levels.positions(_place(context), depth, drawn),
-        mask=levels.mask(tree, depth),
+        mask=levels.mask(tree, depth, drawn),
       )
       return logits, (hidden, cache)
 

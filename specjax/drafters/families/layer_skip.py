@@ -99,7 +99,7 @@ def _on_targets_cache(
         drawn,
         cache.replace(length=root + levels.start(tree, depth)),
         positions=levels.positions(root, depth, drawn),
-        mask=levels.mask(tree, depth),
+        mask=levels.mask(tree, depth, drawn),
       )
       return output.logits, cache.replace(length=root)
 

@@ -142,7 +142,7 @@ def model(
         drawn,
         cache.replace(length=root + levels.start(form, depth) - 1),
         positions=levels.positions(root - 1, depth, drawn),
-        mask=levels.mask(form, depth),
+        mask=levels.mask(form, depth, drawn),
       )
       return output.logits, (cache.replace(length=root), *rest)
 

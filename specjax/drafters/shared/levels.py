@@ -47,7 +47,7 @@ def draw_tree(
     carry: the first carry of `feed`.
     context, drawing: the round's.
     loops: whether `feed` takes a traced depth, and its carry keeps its shapes.
-      The passes of a chain are then one loop: XLA compiles only one of them.
+      The passes of equal paths are then one loop: XLA compiles only one.
 
   Returns:
     The draft, and the last carry. NaN logits become uniform distributions.
@@ -74,26 +74,12 @@ def draw_tree(
 
   log_probs, ranking = log_probs_of(root_logits[:, None])
   tokens, all_log_probs = [context.root], [jnp.full_like(log_probs, -jnp.inf)]
-  first = 1
-  loops &= tree.is_chain and siblings.independent and noise is None
+  loops &= tree.is_paths and siblings.independent and noise is None
   loops &= tree.max_depth > 2  # at least two passes
   # `specjax.exact` records draws while the round is traced, so it checks the
   # unrolled form; tests compare the two.
-  if loops and context.draws is pick_nodes:
-
-    def step(so_far, depth):
-      carry, log_probs = so_far
-      drawn = context.draw(depth[None], log_probs)
-      logits, carry = feed(carry, depth, drawn)
-      return (carry, log_probs_of(logits)[0]), (drawn, log_probs)
-
-    first = tree.max_depth
-    depths = jnp.arange(1, first, dtype=jnp.int32)
-    (carry, log_probs), passed = lax.scan(step, (carry, log_probs), depths)
-    drawn, drawn_from = (jnp.moveaxis(x[:, :, 0], 0, 1) for x in passed)
-    tokens.append(drawn)
-    all_log_probs.append(drawn_from)
-  for depth in range(first, tree.max_depth + 1):
+  loops &= context.draws is pick_nodes
+  for depth in range(1, tree.max_depth + 1):
     if noise is not None:
       drawn_from = log_probs[:, parents(tree, depth)]
       drawn = random.race(noise[:, :, depth - 1], drawn_from)  # [B, K]
@@ -104,6 +90,21 @@ def draw_tree(
     tokens.append(drawn)
     all_log_probs.append(drawn_from)
     if depth == tree.max_depth:
+      break
+    if loops:
+
+      def step(so_far, depth):
+        logits, carry = feed(so_far[0], depth, so_far[1])
+        drawn_from, _ = log_probs_of(logits)
+        nodes = start(tree, depth + 1) + jnp.arange(drawn_from.shape[1])
+        drawn = context.draw(nodes, drawn_from)
+        return (carry, drawn), (drawn, drawn_from)
+
+      depths = jnp.arange(1, tree.max_depth, dtype=jnp.int32)
+      (carry, _), passed = lax.scan(step, (carry, drawn), depths)
+      drawn, drawn_from = (jnp.concatenate(x, axis=1) for x in passed)
+      tokens.append(drawn)
+      all_log_probs.append(drawn_from)
       break
     logits, carry = feed(carry, depth, drawn)
     log_probs, ranking = log_probs_of(logits)
@@ -144,7 +145,7 @@ def draft_tree(
       drawn,
       cache,
       positions=positions(context.length - 1, depth, drawn),
-      mask=mask(drawing.tree, depth),
+      mask=mask(drawing.tree, depth, drawn),
     )
     return output.logits, cache
 
@@ -201,8 +202,10 @@ def fed(tree: Tree) -> tuple[int, ...]:
 
 
 def start(tree: Tree, depth: int | Array) -> int | Array:
-  """A depth's first node; the depth is traced only in the loop of a chain."""
-  return depth if tree.is_chain else tree.levels[depth].start
+  """A depth's first node; the depth is traced only in the loop of paths."""
+  if isinstance(depth, int):
+    return tree.levels[depth].start
+  return 1 + (depth - 1) * len(tree.children[0])
 
 
 def parents(tree: Tree, depth: int) -> np.ndarray:
@@ -216,12 +219,24 @@ def positions(root: Array, depth: int, drawn: Array) -> Array:
   return jnp.broadcast_to((root + depth)[:, None], drawn.shape)
 
 
-def mask(tree: Tree, depth: int) -> np.ndarray | None:
-  """Mask of a depth's nodes over all nodes fed so far, without the root."""
-  if tree.is_chain or not depth:
+def mask(
+  tree: Tree, depth: int | Array, drawn: Array
+) -> np.ndarray | Array | None:
+  """Mask of a depth's tokens over all nodes fed so far, without the root.
+
+  In the loop of paths, over as many slots as all of its depths take.
+  """
+  if isinstance(depth, int):
+    level = tree.levels[depth]
+    known = tree.ancestors[level.start : level.stop, 1 : level.stop]
+    return None if tree.is_chain or not depth else known
+  if tree.is_chain:
     return None
-  level = tree.levels[depth]
-  return tree.ancestors[level.start : level.stop, 1 : level.stop]
+  path = np.arange(len(tree.children[0]))
+  slots = np.arange(len(path) * (1 - tree.max_depth), 0)
+  node = start(tree, depth + 1) + slots
+  seen = (node < 1) | (slots % len(path) == path[:, None])
+  return jnp.broadcast_to(seen, (len(drawn), *seen.shape))
 
 
 def _draw_level(

@@ -4,11 +4,17 @@ import contextlib
 import io
 import json
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from commands import execute
 
 from launch.studies.rules import __main__ as rules
 from launch.studies.rules import on_pair
+from specjax import rules as rules_lib
+from specjax import siblings
+from specjax.tree import chain, paths
+from specjax.types import Draft
 
 TARGET, DRAFT = "--target=0.2,0.3,0.5", "--draft=0.5,0.3,0.2"
 
@@ -100,4 +106,45 @@ def test_rules_are_compared_on_the_same_drafts(
   assert 0 < lenient["total_variation"] < 1
   assert lenient["block_efficiency_ratio"] == pytest.approx(
     lenient["block_efficiency"] / token["block_efficiency"]
+  )
+
+
+def test_smaller_shapes_are_rated_on_the_first_paths_and_tokens(
+  cli, tmp_path, monkeypatch
+):
+  names = ("token", "kseq")
+  monkeypatch.setattr(
+    on_pair, "ROWS", {name: on_pair.ROWS[name] for name in names}
+  )
+  flags = "--shapes=1x1,1x2,3x2", "--config.temperature=0.7"
+  result = along(cli, tmp_path / "r.json", *flags)["rules"]
+  assert [*result] == [
+    "token 1x1", "token 1x2", "kseq 1x1", "kseq 1x2", "kseq 3x2"
+  ]  # fmt: skip
+  rated = {row: entry["expected_accepted"] for row, entry in result.items()}
+  for shape in ("1x1", "1x2"):
+    assert rated[f"kseq {shape}"] == pytest.approx(rated[f"token {shape}"])
+  assert rated["token 1x1"] < rated["token 1x2"] != rated["kseq 3x2"]
+
+
+def test_first_path_of_a_draft_is_rated_as_a_chain():
+  rng = np.random.default_rng(0)
+  p, q = np.log(rng.dirichlet(np.ones(5), (2, 1, 7)).astype(np.float32))
+  draft = Draft(
+    tree=paths(3, 2), siblings=siblings.IID,
+    tokens=jnp.asarray(rng.integers(0, 5, (1, 7))), log_probs=jnp.asarray(p),
+  )  # fmt: skip
+  row = on_pair.Case(
+    name="block", rule=rules_lib.get("block"), tree=chain(2),
+    siblings=siblings.IID,
+  )  # fmt: skip
+  first = [0, 1, 3]  # nodes are numbered level by level
+  alone = Draft(
+    tree=chain(2), siblings=siblings.IID, tokens=draft.tokens[:, first],
+    log_probs=draft.log_probs[:, first],
+  )  # fmt: skip
+  np.testing.assert_allclose(
+    on_pair._rate(row, draft, jnp.asarray(q)),
+    on_pair._rate(row, alone, jnp.asarray(q[:, first])),
+    atol=1e-6,
   )

@@ -98,10 +98,10 @@ def test_caches_hold_the_committed_tokens_after_every_step(make):
 
 
 @pytest.mark.parametrize("make", [drafters.model, drafters.layer_skip])
-def test_chain_drafted_in_a_loop_equals_the_unrolled_one(make):
-  decoder = specjax.make_decoder(
-    MODEL, drafter=make(MODEL, tokens=4, vocab_size=VOCAB)
-  )
+@pytest.mark.parametrize("width", [1, 3])
+def test_paths_drafted_in_a_loop_equal_the_unrolled_ones(make, width):
+  drafter = make(MODEL, tree=paths(4, width), vocab_size=VOCAB)
+  decoder = specjax.make_decoder(MODEL, drafter=drafter, rule="kseq")
   state = decoder.init(
     PARAMS, jnp.asarray(PROMPTS), LENGTHS, jax.random.key(0),
     buffer_length=25, max_new_tokens=20,
