@@ -132,6 +132,18 @@ def table_model(
   )
 
 
+def counted(model, counts: list):
+  """The model; lists how many tokens each pass that is really run is fed."""
+
+  def apply(params, tokens, *arguments, **more):
+    jax.debug.callback(
+      lambda t: counts.append(t.shape[1]), tokens, ordered=False
+    )
+    return model.apply(params, tokens, *arguments, **more)
+
+  return dataclasses.replace(model, apply=apply)
+
+
 def feature_model(
   vocab_size: int, *, num_features: int, layer: int = 1, ahead: int = 1
 ):

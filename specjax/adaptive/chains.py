@@ -55,15 +55,11 @@ class Drawn:
 
 @struct
 class State:
-  """State of a drafter with a policy.
-
-  `passes: i32[]` counts the draft's passes so far, for all rows.
-  """
+  """State of a drafter with a policy."""
 
   inner: Any
   memory: Any
   drawn: Drawn
-  passes: Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,20 +68,18 @@ class Passes:
 
   Attributes:
     carry: the first carry, a pytree.
-    first: `(carry, drafting bool[B]) -> (logits, carry, passes i32[])`: logits
-      after the root, `f32[B, 1, V']`, and the number of passes they took.
+    first: `(carry, drafting bool[B]) -> (logits f32[B, 1, V'], carry)`, after
+      the root.
     feed: `(carry, depth, tokens i32[B, W]) -> (logits f32[B, W, V'], carry)`; a
       chain has one token at each depth.
     close: `(carry, fed) -> (own state, target's cache)`; `fed`, `i32[]`, counts
       the levels fed, -1 if not even the first pass ran.
-    extra: further passes in the round.
   """
 
   carry: Any
-  first: Callable[[Any, Array], tuple[Array, Any, Array]]
+  first: Callable[[Any, Array], tuple[Array, Any]]
   feed: Callable[[Any, int, Array], tuple[Array, Any]]
   close: Callable[[Any, Array], tuple[Any, Cache]]
-  extra: int = 0
 
 
 def check(tree: Tree, siblings: Siblings, policy: Policy) -> None:
@@ -126,7 +120,6 @@ def drafter(
       inner=inner.init(params, batch, slots, inputs),
       memory=policy.begin(batch, most),
       drawn=Drawn.zeros(batch, kept),
-      passes=jnp.zeros((), jnp.int32),
     )
 
   def propose(params, state: State, target_cache, context):
@@ -157,7 +150,6 @@ def drafter(
       inner=inner.row_axes(state.inner),
       memory=of_rows(state.memory),
       drawn=of_rows(state.drawn),
-      passes=None,  # type: ignore[arg-type]
     )
 
   return dataclasses.replace(
@@ -205,8 +197,7 @@ def _draw(
   """Draws until no row continues; see `drafter`."""
   rows = len(context.length)
   even = -np.log(vocab_size)
-  carry, num_passes = passes.carry, jnp.full((), passes.extra, jnp.int32)
-  fed = jnp.full((), -1, jnp.int32)
+  carry, fed = passes.carry, jnp.full((), -1, jnp.int32)
   drafting = jnp.ones(rows, bool)
   seen = PolicyContext(
     level=0,
@@ -225,18 +216,17 @@ def _draw(
 
     def draft_on(carry, level=level, drafting=drafting, newest=tokens[-1]):
       if level == 0:
-        logits, carry, count = passes.first(carry, drafting)
+        logits, carry = passes.first(carry, drafting)
       else:
         logits, carry = passes.feed(carry, level, newest)
-        count = jnp.ones((), jnp.int32)
       logits = logits[:, 0, :vocab_size]
       log_probs = distributions.replace_nans(
         warp.warp(logits[:, None], context.sampling)[:, 0]
       )
-      return (log_probs, depth_lib.plain_log_probs(logits)), carry, count
+      return (log_probs, depth_lib.plain_log_probs(logits)), carry
 
-    (log_probs, plain), carry, count = _if_any(drafting, draft_on, carry, even)
-    num_passes, fed = num_passes + count, fed + (count > 0)
+    (log_probs, plain), carry = _if_any(drafting, draft_on, carry, even)
+    fed += jnp.any(drafting)
     drawn = context.draw(range(level + 1, level + 2), log_probs[:, None])[:, 0]
     token = Token(
       top=jnp.exp(jnp.max(plain, axis=-1)),
@@ -278,7 +268,6 @@ def _draw(
     state,
     inner=inner,
     drawn=dataclasses.replace(kept, drafted=count),
-    passes=state.passes + num_passes,
   )
   draft = Draft(
     tree=tree,
@@ -292,8 +281,8 @@ def _draw(
 
 def _if_any(
   rows: Array, function: Callable[[Any], tuple], carry: Any, otherwise: float
-) -> tuple[Any, Any, Array]:
-  """Calls `carry -> (output, carry, passes i32[])` if any of the `rows` draft.
+) -> tuple[Any, Any]:
+  """Calls `carry -> (output, carry)` if any of the `rows` draft.
 
   Else every output is filled with `otherwise`.
   """
@@ -302,5 +291,5 @@ def _if_any(
   return cond_in_place(
     jnp.any(rows),
     lambda now: function(now[1]),
-    (jax.tree.map(fill, shapes), carry, jnp.zeros((), jnp.int32)),
+    (jax.tree.map(fill, shapes), carry),
   )

@@ -173,7 +173,7 @@ def of_one_layer(name: str, model: FeatureModel, drawing: Drawing) -> Drafter:
   def begin(params, state: HeadState, target_cache, context):
     def first(carry, drafting):
       del drafting  # the head was fed everything committed
-      return state.logits[:, None], carry, jnp.zeros((), jnp.int32)
+      return state.logits[:, None], carry
 
     def feed(carry, depth, drawn):
       hidden, cache = carry
@@ -193,7 +193,7 @@ def of_one_layer(name: str, model: FeatureModel, drawing: Drawing) -> Drafter:
 
     return chains.Passes(
       carry=(state.hidden[0][:, None], state.caches[0]),
-      first=first, feed=feed, close=close, extra=1,
+      first=first, feed=feed, close=close,
     )  # fmt: skip
 
   return levels.drafter(

@@ -103,37 +103,33 @@ def model(
       )
       return draft.apply(params.draft, fed, cache.replace(length=start))
 
-    def catch_up(cache: Cache, drafting: Array) -> tuple[Cache, Array]:
-      """Fills the caches of drafting rows up to the window; counts passes."""
+    def catch_up(cache: Cache, drafting: Array) -> Cache:
+      """Fills the caches of drafting rows up to the window."""
       chunk = min(_CHUNK, columns)
 
-      def feed_chunk(carry):
-        cache, count = carry
+      def feed_chunk(cache):
         cached = cache.length
         start = jnp.minimum(cached, columns - chunk)
         _, cache = feed_text(cache, start, chunk)
         length = jnp.maximum(cached, start + chunk)
         if cache.idle is not None:  # these rows were fed arbitrary tokens
           length = jnp.where(cache.idle, cached, length)
-        cache = cache.replace(length=length)
-        return cache, count + 1
+        return cache.replace(length=length)
 
       return lax.while_loop(
-        lambda carry: jnp.any(drafting & (carry[0].length < root - _WINDOW)),
+        lambda cache: jnp.any(drafting & (cache.length < root - _WINDOW)),
         feed_chunk,
-        (cache, jnp.zeros((), jnp.int32)),
+        cache,
       )
 
     def first(carry, drafting):
-      cache, count = carry[0], jnp.zeros((), jnp.int32)
-      if policy:
-        cache, count = catch_up(cache, drafting)
+      cache = catch_up(carry[0], drafting) if policy else carry[0]
       cached, start = cache.length, jnp.maximum(root - _WINDOW, 0)
       output, cache = feed_text(cache, start, _WINDOW)
       cached = jnp.where(cached >= start, root, cached)
       newest = take_node(output.logits, root - 1 - start)
       carry = cache.replace(length=root), cached, cached == root
-      return newest[:, None], carry, count + 1
+      return newest[:, None], carry
 
     def feed(carry, depth, drawn):
       cache, *rest = carry

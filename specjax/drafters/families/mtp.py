@@ -201,7 +201,7 @@ def _begin(
 
   def first(level, drafting):
     del drafting  # the head was fed everything committed
-    return state.logits[:, None], level, jnp.zeros((), jnp.int32)
+    return state.logits[:, None], level
 
   def feed(level, depth, drawn):
     parents = jnp.broadcast_to(levels.parents(tree, depth), drawn.shape)
@@ -217,5 +217,4 @@ def _begin(
 
   return chains.Passes(
     carry=_sized(_root(state), most), first=first, feed=feed, close=close,
-    extra=len(models),
   )  # fmt: skip

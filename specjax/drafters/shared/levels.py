@@ -179,7 +179,7 @@ def drafter(
   def propose(params, state, target_cache, context):
     passes = begin(params, state, target_cache, context)
     every_row = jnp.ones(context.length.shape, bool)
-    logits, carry, _ = passes.first(passes.carry, every_row)
+    logits, carry = passes.first(passes.carry, every_row)
     draft, carry = draw_tree(
       logits[:, 0], passes.feed, carry, context, drawing, loops=loops
     )
