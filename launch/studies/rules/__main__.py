@@ -1,7 +1,7 @@
 r"""Compares verification rules on two distributions, or on a pair's drafts.
 
   python -m launch.studies.rules --target=0.2,0.3,0.5 --draft=0.5,0.3,0.2 \
-    --num_drafts=2
+    --shapes=2x1
   python -m launch.studies.rules --config=configs/embedded.py \
     --config.drafter='model(tokens=4, tree=paths(2))' \
     --config.temperature=1.0 --prompts=IN.jsonl \
@@ -36,17 +36,11 @@ from specjax.runtime.requests import make_batches
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.TARGET, cli.RULE, cli.SEED)
 _DRAFT = flags.DEFINE_string("draft", None, "The draft's distribution.")
-_LENGTH = flags.DEFINE_integer(
-  "num_speculative_tokens", 1, "G, draft length.", lower_bound=1
-)
-_NUM_DRAFTS = flags.DEFINE_integer(
-  "num_drafts", 2, "K, number of drafted paths.", lower_bound=1
-)
 _SHAPES = flags.DEFINE_list(
   "shapes",
   None,
-  "With --config: KxG,..., paths and tokens per path to compare, such as "
-  "2x4,8x8; by default the drafter's.",
+  "KxG,..., paths and tokens per path, such as 2x4,8x8; by default 2x1 (the "
+  "only shape compared on two distributions), or the drafter's.",
 )
 _MAX_CONTEXTS = flags.DEFINE_integer(
   "max_contexts", 32, "With --config: steps per prompt.", lower_bound=1
@@ -63,34 +57,44 @@ def _law(flag: flags.FlagHolder) -> np.ndarray:
   return law / law.sum()
 
 
+def _shapes(default: str) -> dict[str, tuple[int, int]]:
+  """K and G of each shape, by the names in the flag."""
+  shapes = {}
+  for name in _SHAPES.value or [default]:
+    if not re.fullmatch("[1-9][0-9]*x[1-9][0-9]*", name):
+      raise cli.UserError(f"--shapes must be KxG,..., got {name!r}")
+    count, _, length = name.partition("x")
+    shapes[name] = int(count), int(length)
+  return shapes
+
+
 def compare_on_laws() -> dict:
   """The report on the two distributions of the flags."""
   draft, target = _law(_DRAFT), _law(cli.TARGET)
   if len(target) != len(draft):
     raise cli.UserError("--target and --draft must have the same length")
+  shapes = _shapes("2x1")
+  if len(shapes) > 1:
+    raise cli.UserError("--target and --draft are compared on one shape")
   result = on_vectors.compare(
     draft,
     target,
     cli.RULE.value,
-    count=_NUM_DRAFTS.value,
-    length=_LENGTH.value,
+    *shapes.values(),
     seed=cli.SEED.value or 0,
   )
-  return result | provenance.record()
+  return {"shapes": [*shapes], **result, **provenance.record()}
 
 
 def compare_on_contexts(config) -> dict:
   """The report on a real pair."""
   tree = registry.of(config).tree
-  names = _SHAPES.value or [f"{max(tree.max_children, 1)}x{tree.max_depth}"]
-  if not all(re.fullmatch("[1-9][0-9]*x[1-9][0-9]*", name) for name in names):
-    raise cli.UserError(f"--shapes must be KxG,..., got {','.join(names)}")
-  shapes = [tuple(map(int, name.split("x"))) for name in names]
-  if max(depth for _, depth in shapes) > tree.max_depth:
+  shapes = _shapes(f"{max(tree.max_children, 1)}x{tree.max_depth}")
+  if max(length for _, length in shapes.values()) > tree.max_depth:
     raise cli.UserError("--shapes must be no longer than the drafter's tokens")
   models = on_pair.build_pair(config)
   rows, left_out = on_pair.cases(
-    cli.RULE.value, shapes, models.tokenizer.vocab_size
+    cli.RULE.value, [*shapes.values()], models.tokenizer.vocab_size
   )
   room = models.room(config.max_new_tokens)
   items = prompts.all_of(cli.PROMPTS.value, models.tokenizer, max_tokens=room)
@@ -102,7 +106,7 @@ def compare_on_contexts(config) -> dict:
     max_contexts=_MAX_CONTEXTS.value,
   )
   return {
-    "shapes": names,
+    "shapes": [*shapes],
     "rules": measured,
     "left_out": left_out,
     "num_prompts": len(prompts.distinct(items)),

@@ -35,16 +35,16 @@ def compare(
   draft: np.ndarray,
   target: np.ndarray,
   chosen: str | None,
+  shape: tuple[int, int],
   *,
-  count: int,
-  length: int,
   seed: int,
 ) -> dict:
   """The report of `launch.studies.rules` on two distributions, `f64[V]`.
 
-  `chosen` is as in `on_pair.cases`; K is `count`, and G is `length`.
+  `chosen` and the shape (K, G) are as in `on_pair.cases`.
   """
-  rows, left_out = on_pair.cases(chosen, [(count, length)], len(target))
+  rows, left_out = on_pair.cases(chosen, [shape], len(target))
+  count, length = shape
   measured = functools.lru_cache(
     lambda row: evaluate(row, draft, target, seed=seed)
   )
@@ -63,8 +63,6 @@ def compare(
   )
   return {
     "optimum": optimum,
-    "num_drafts": count,
-    "num_speculative_tokens": length,
     "rules": {
       row.name: measured(row) | {"share_of_optimum": share(row)} for row in rows
     },

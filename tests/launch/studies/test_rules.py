@@ -33,7 +33,7 @@ def everything(tmp_path_factory):
   """The report on all rules with two drafts, and what was printed."""
   path = tmp_path_factory.mktemp("rules") / "r.json"
   with contextlib.redirect_stdout(io.StringIO()) as out:
-    result = compare(path, TARGET, DRAFT, "--num_drafts=2")
+    result = compare(path, TARGET, DRAFT, "--shapes=2x1")
   return result, out.getvalue()
 
 
