@@ -1,17 +1,18 @@
 r"""Finds the static tree with most tokens per round, by measured acceptance.
 
   python -m launch.tools.best_tree --config=configs/embedded.py \
-    --config.drafter='eagle3(siblings=without_replacement)' \
+    --config.drafter='eagle3(tree=k_ary(4, 4), siblings=without_replacement)' \
     --config.temperature=1 --config.rule=recursive --prompts=IN.jsonl \
     --output=T.json
 
-It decodes the prompts with a tree in which every node above the last level has
---children of them, under the config's rule and siblings (at temperature 0
-`--config.rule=match` and `siblings=top_k`), and counts how often the walk
-continues to the child of each rank. It then prints the best trees of 1 to
---max_nodes drafted nodes with their tokens per round (Sequoia, Chen et al.,
-NeurIPS 2024). This assumes that acceptance by rank does not depend on depth, so
-deep trees look too good for drafts whose later tokens are accepted less.
+It decodes the prompts with the drafter's tree, in which every node above the
+last level should have the same number of children, under the config's rule and
+siblings (at temperature 0 `--config.rule=match` and `siblings=top_k`), and
+counts how often the walk continues to the child of each rank. It then prints
+the best trees of 1 to --max_nodes drafted nodes with their tokens per round
+(Sequoia, Chen et al., NeurIPS 2024). This assumes that acceptance by rank does
+not depend on depth, so deep trees look too good for drafts whose later tokens
+are accepted less.
 `launch.evaluate` measures which size is fastest on a device. The last line on
 stdout is the `tree` argument of the largest tree.
 """
@@ -23,32 +24,15 @@ from absl import flags
 
 from launch import cli, prompts, provenance, results
 from launch.assembly import pair, registry
-from launch.assembly.drafting import Drafting
 from launch.prompts import Prompt
-from specjax import tree as tree_lib
 from specjax import tree_search
 from specjax.runtime.requests import make_batches
 from specjax.state import Counters
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT)
-_CHILDREN = flags.DEFINE_integer(
-  "children", 4, "Children to try per node.", lower_bound=1
-)
-_LEVELS = flags.DEFINE_integer(
-  "levels", 2, "Levels of the tree to try them in.", lower_bound=1
-)
 _MAX_NODES = flags.DEFINE_integer(
   "max_nodes", 15, "Maximum drafted nodes of a tree.", lower_bound=1
 )
-
-
-def wide(drafting: Drafting, *, children: int, levels: int) -> Drafting:
-  """A copy with the tree in which ranks are counted."""
-  if drafting.lengths or drafting.learning:
-    raise cli.UserError("give the draft alone, without ladder or online")
-  tree = tree_lib.k_ary(*[children] * levels)
-  ended = {"policy": None} if drafting.takes_policy else {}
-  return drafting.of_form(tree=tree, **ended)
 
 
 def counted(
@@ -93,11 +77,10 @@ def run(_) -> int:
   """The command."""
   results.check(cli.OUTPUT.value)
   config = cli.CONFIG.value
-  drafting = wide(
-    registry.of(config), children=_CHILDREN.value, levels=_LEVELS.value
-  )
-  models = pair.load(config, drafting=drafting, inputs=True)
-  built = pair.assemble(config, models, drafting=drafting)
+  drafting = registry.of(config)
+  if drafting.lengths or drafting.learning:
+    raise cli.UserError("give the draft alone, without ladder or online")
+  built = pair.assemble(config, pair.load(config, inputs=True))
   items = prompts.all_of(
     cli.PROMPTS.value,
     built.tokenizer,

@@ -39,10 +39,7 @@ def compare(
   *,
   seed: int,
 ) -> dict:
-  """The report of `launch.studies.rules` on two distributions, `f64[V]`.
-
-  `chosen` and the shape (K, G) are as in `on_pair.cases`.
-  """
+  """The report on two distributions, `f64[V]`; see `on_pair.cases`."""
   rows, left_out = on_pair.cases(chosen, [shape], len(target))
   count, length = shape
   measured = functools.lru_cache(

@@ -86,9 +86,10 @@ def test_rules_are_compared_on_the_same_drafts(
   monkeypatch.setattr(
     on_pair, "ROWS", {name: on_pair.ROWS[name] for name in names}
   )
-  result = along(cli, tmp_path / "r.json", "--config.temperature=0.7")
+  flags = "--config.temperature=0.7", "--shapes=1x2,2x2"
+  result = along(cli, tmp_path / "r.json", *flags)
   actual, shown = result["rules"], capsys.readouterr().out
-  assert tuple(actual) == names
+  assert [*actual] == [f"{name} 1x2" for name in names] + ["transport 2x2"]
   for name, entry in actual.items():
     value = entry["expected_accepted"]
     assert 0 <= value <= 2
@@ -98,33 +99,18 @@ def test_rules_are_compared_on_the_same_drafts(
     # Six built-in prompts; the rows that fill the last batch do not count.
     assert 6 <= entry["num_contexts"] <= 12
     assert (entry["total_variation"] is None) == entry["lossless"]
-    if name != "token":
+    if name != "token 1x2":
       assert f"{entry['block_efficiency_ratio']:.3f} (" in shown
   # On the same contexts and drafts, so without any noise between them:
-  token, lenient = actual["token"], actual["lenient"]
+  token, lenient = actual["token 1x2"], actual["lenient 1x2"]
+  one, two = (actual[f"transport {shape}"] for shape in ("1x2", "2x2"))
+  assert one["expected_accepted"] == pytest.approx(token["expected_accepted"])
+  assert one["expected_accepted"] != two["expected_accepted"]
   assert lenient["expected_accepted"] >= token["expected_accepted"] - 1e-5
   assert 0 < lenient["total_variation"] < 1
   assert lenient["block_efficiency_ratio"] == pytest.approx(
     lenient["block_efficiency"] / token["block_efficiency"]
   )
-
-
-def test_smaller_shapes_are_rated_on_the_first_paths_and_tokens(
-  cli, tmp_path, monkeypatch
-):
-  names = ("token", "kseq")
-  monkeypatch.setattr(
-    on_pair, "ROWS", {name: on_pair.ROWS[name] for name in names}
-  )
-  flags = "--shapes=1x1,1x2,3x2", "--config.temperature=0.7"
-  result = along(cli, tmp_path / "r.json", *flags)["rules"]
-  assert [*result] == [
-    "token 1x1", "token 1x2", "kseq 1x1", "kseq 1x2", "kseq 3x2"
-  ]  # fmt: skip
-  rated = {row: entry["expected_accepted"] for row, entry in result.items()}
-  for shape in ("1x1", "1x2"):
-    assert rated[f"kseq {shape}"] == pytest.approx(rated[f"token {shape}"])
-  assert rated["token 1x1"] < rated["token 1x2"] != rated["kseq 3x2"]
 
 
 def test_first_path_of_a_draft_is_rated_as_a_chain():

@@ -22,9 +22,9 @@ def test_best_trees_of_a_measured_pair_are_written_and_printed(
     best_tree.run, "--config=configs/embedded.py",
     "--config.max_new_tokens=12", "--config.batch_size=4",
     f"--prompts={tmp_path / 'in.jsonl'}", f"--output={output}",
-    "--children=3", "--max_nodes=6",
+    "--max_nodes=6",
     "--config.temperature=1", "--config.rule=recursive",
-    "--config.drafter=model(siblings=without_replacement)",
+    "--config.drafter=model(tree=k_ary(3, 3), siblings=without_replacement)",
   ) == 0  # fmt: skip
   record = json.loads(output.read_text())
   acceptance = np.array(record["acceptance_by_rank"])
