@@ -22,6 +22,7 @@ from specjax.types import (
   LanguageModel,
   MarkovModel,
   ModelOutput,
+  Params,
 )
 from specjax.warp import make_sampling, warp
 
@@ -40,6 +41,12 @@ def near(logits: np.ndarray, *, noise: float, seed: int) -> np.ndarray:
   """A table close to another: a draft for its target."""
   rng = np.random.default_rng(seed)
   return (logits + noise * rng.standard_normal(logits.shape)).astype(np.float32)
+
+
+def pair(target, *, noise, seed):
+  """Parameters of a target and of a draft `near` it."""
+  draft = near(target, noise=noise, seed=seed)
+  return Params(target=jnp.asarray(target), draft=jnp.asarray(draft))
 
 
 def attention_mask(cache, positions, mask, *, window=None):

@@ -61,10 +61,7 @@ def p_value(rule, tree, how, broken_target, change=lambda drafter: drafter):
   decoder = specjax.make_decoder(
     short if broken_target else model, drafter=change(drafter), rule=rule
   )
-  params = specjax.Params(
-    target=jnp.asarray(target),
-    draft=jnp.asarray(toys.near(target, noise=1.0, seed=4)),
-  )
+  params = toys.pair(target, noise=1.0, seed=4)
 
   @jax.jit
   def run(key):

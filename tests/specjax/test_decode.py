@@ -67,10 +67,7 @@ def test_sampled_blocks_match_target_joint_distribution(rule, drafter):
   decoder = specjax.make_decoder(
     model, drafter=small_drafters(model, vocab)[drafter], rule=rule
   )
-  params = specjax.Params(
-    target=jnp.asarray(target),
-    draft=jnp.asarray(toys.near(target, noise=1.0, seed=4)),
-  )
+  params = toys.pair(target, noise=1.0, seed=4)
   settings = make_sampling(1, temperature=0.9)
 
   @jax.jit

@@ -109,10 +109,7 @@ def decode(tree):
   )
   decoder = specjax.make_decoder(model, drafter=drafter, rule="recursive")
   budget = STEPS * (tree.max_depth + 1)
-  params = specjax.Params(
-    target=jnp.asarray(TABLE),
-    draft=jnp.asarray(toys.near(TABLE, noise=0.8, seed=1)),
-  )
+  params = toys.pair(TABLE, noise=0.8, seed=1)
 
   @jax.jit
   def run(params):

@@ -115,22 +115,20 @@ def test_rules_are_compared_on_the_same_drafts(
 
 def test_first_path_of_a_draft_is_rated_as_a_chain():
   rng = np.random.default_rng(0)
-  p, q = np.log(rng.dirichlet(np.ones(5), (2, 1, 7)).astype(np.float32))
-  draft = Draft(
-    tree=paths(3, 2), siblings=siblings.IID,
-    tokens=jnp.asarray(rng.integers(0, 5, (1, 7))), log_probs=jnp.asarray(p),
-  )  # fmt: skip
-  row = on_pair.Case(
-    name="block", rule=rules_lib.get("block"), tree=chain(2),
-    siblings=siblings.IID,
-  )  # fmt: skip
-  first = [0, 1, 3]  # nodes are numbered level by level
-  alone = Draft(
-    tree=chain(2), siblings=siblings.IID, tokens=draft.tokens[:, first],
-    log_probs=draft.log_probs[:, first],
-  )  # fmt: skip
-  np.testing.assert_allclose(
-    on_pair._rate(row, draft, jnp.asarray(q)),
-    on_pair._rate(row, alone, jnp.asarray(q[:, first])),
-    atol=1e-6,
-  )
+  p, q = jnp.log(rng.dirichlet(np.ones(5), (2, 1, 7)))
+  tokens = jnp.asarray(rng.integers(0, 5, (1, 7)))
+  one, rule = chain(2), rules_lib.get("block")
+  row = on_pair.Case(name="", rule=rule, tree=one, siblings=siblings.IID)
+  # Nodes are numbered level by level.
+  rated = [
+    on_pair._rate(
+      row,
+      Draft(
+        tree=tree, siblings=siblings.IID, tokens=tokens[:, at],
+        log_probs=p[:, at],
+      ),
+      q[:, at],
+    )
+    for tree, at in ((paths(3, 2), np.arange(7)), (one, np.array([0, 1, 3])))
+  ]  # fmt: skip
+  np.testing.assert_allclose(*rated, atol=1e-6)

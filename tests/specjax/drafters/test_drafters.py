@@ -40,10 +40,7 @@ VOCAB = 11
 VOCABULARY = dict(vocab_size=VOCAB)
 TARGET = toys.table(VOCAB, seed=0)
 MODEL = toys.table_model(VOCAB)
-PARAMS = specjax.Params(
-  target=jnp.asarray(TARGET),
-  draft=jnp.asarray(toys.near(TARGET, noise=0.7, seed=1)),
-)
+PARAMS = toys.pair(TARGET, noise=0.7, seed=1)
 PROMPTS = np.random.default_rng(1).integers(0, VOCAB, (4, 5))
 LENGTHS = np.array([1, 2, 5, 4])
 

@@ -27,10 +27,7 @@ from specjax.tree import Form, Tree, bound, chain
 from specjax.types import Commit, Drafter, ModelOutput
 
 PARAMS = specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(TARGET))
-NEAR = specjax.Params(
-  target=jnp.asarray(TARGET),
-  draft=jnp.asarray(toys.near(TARGET, noise=0.8, seed=1)),
-)
+NEAR = toys.pair(TARGET, noise=0.8, seed=1)
 LAYERS = 3
 TOY = toys.table_model(VOCAB, layers=LAYERS)
 HEAD = toys.feature_model(VOCAB, num_features=LAYERS)

@@ -23,10 +23,7 @@ from specjax.state import StopReason
 from specjax.warp import make_sampling
 
 LIMIT = 1e-10
-PARAMS = specjax.Params(
-  target=jnp.asarray(TARGET),
-  draft=jnp.asarray(toys.near(TARGET, noise=0.8, seed=1)),
-)
+PARAMS = toys.pair(TARGET, noise=0.8, seed=1)
 # One of each family and each way of drafting in every run.
 USUAL = (
   "eagle, dynamic tree", "medusa, distinct", "dflash, drawn chain",

@@ -17,10 +17,7 @@ from specjax import drafters
 from specjax.adaptive import policies
 from specjax.tree import Form, Tree, bound, chain
 
-PARAMS = specjax.Params(
-  target=jnp.asarray(TARGET),
-  draft=jnp.asarray(toys.near(TARGET, noise=0.8, seed=1)),
-)
+PARAMS = toys.pair(TARGET, noise=0.8, seed=1)
 LAYERS = 3
 TOY = toys.table_model(VOCAB, layers=LAYERS)
 ONE = toys.feature_model(VOCAB, num_features=LAYERS)

@@ -19,10 +19,7 @@ from specjax.types import pick_nodes
 VOCAB = 3
 TARGET = toys.table(VOCAB, seed=0)
 MODEL = toys.table_model(VOCAB)
-PARAMS = specjax.Params(
-  target=jnp.asarray(TARGET),
-  draft=jnp.asarray(toys.near(TARGET, noise=0.8, seed=1)),
-)
+PARAMS = toys.pair(TARGET, noise=0.8, seed=1)
 FAMILY = Tree((-1, 0, 0, 1))
 
 
