@@ -125,14 +125,16 @@ def _cached(
 
 
 TREE = k_ary(2, 2).ancestors
+# Of paths that are drafted in a loop: longer than some texts.
+PATHS = np.tile(np.arange(12) % 3 == np.arange(3)[:, None], (4, 1, 1))
 
 
 @pytest.mark.parametrize("layers", [0, 3])
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize(
   ("fed", "mask"),
-  [(1, None), (3, None), (len(TREE), TREE), (2, TREE[-2:])],
-  ids=["token", "chain", "tree", "level"],
+  [(1, None), (3, None), (len(TREE), TREE), (2, TREE[-2:]), (3, PATHS)],
+  ids=["token", "chain", "tree", "level", "paths"],
 )
 @pytest.mark.parametrize("form", ["in_turn", "at_once"])
 @pytest.mark.usefixtures("small_blocks")
