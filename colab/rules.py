@@ -241,8 +241,8 @@ plt.show()
 # %%
 from launch.studies.rules import on_vectors
 
-chosen = "recursive" if SMALL else "all"
-report = on_vectors.compare(p, q, chosen, count=2, length=1, seed=0)
+chosen = "recursive" if SMALL else None
+report = on_vectors.compare(p, q, chosen, (2, 1), seed=0)
 for name, row in report["rules"].items():
   share = f"{row['acceptance']:.4f}, {row['share_of_optimum']:.3f} of optimum"
   print(f"{name:>32} accepts {share} ({row['method']})")

@@ -410,8 +410,8 @@ def write_positions(cache: Cache, positions: Array) -> Cache:
 class Visible:
   """The slots of a cache that T fed tokens see.
 
-  These are the text, as far as a window reaches, and of the M slots after it
-  (the last T are the fed tokens' own) those that a mask selects.
+  These are the text, as far as a window reaches, and of the M slots after it,
+  which hold the fed tokens, those that a mask selects.
 
   Attributes:
     text: `i32[B]`, slots of the text; where the M slots begin.
@@ -455,7 +455,7 @@ def visible(
   fed_mask = np.tril(np.ones((fed, fed), bool)) if mask is None else mask
   columns = fed_mask.shape[-1]
   text = cache.length + (fed - columns)
-  if fed_mask.ndim == 3:  # columns before slot 0 are dropped
+  if fed_mask.ndim == 3 and columns > fed:  # those before slot 0 are dropped
     column = np.arange(columns) + jnp.maximum(-text, 0)[:, None, None]
     fed_mask = (column < columns) & jnp.take_along_axis(
       jnp.asarray(fed_mask), jnp.minimum(column, columns - 1), axis=2

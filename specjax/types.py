@@ -82,8 +82,8 @@ class ApplyFn(Protocol):
       positions: `i32[B, T]`, by default `cache.length + arange(T)`.
       mask: `bool[T, M]`, static, or `bool[B, T, M]`, M >= T: which of the last
         M slots (ending with the T-th fed token) each fed token sees; all slots
-        before those are visible. None is a causal chain. Columns of slots
-        before the first are to be ignored.
+        before those are visible. None is a causal chain. `bool[B, T, M]` may
+        begin before slot 0; those columns are to be ignored.
       logits_at: `i32[B, W]`, tokens whose logits to return; None for all.
         Prompts are fed with W = 0, as their logits may be the largest array.
 

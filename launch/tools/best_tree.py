@@ -5,14 +5,13 @@ r"""Finds the static tree with most tokens per round, by measured acceptance.
     --config.temperature=1 --config.rule=recursive --prompts=IN.jsonl \
     --output=T.json
 
-It decodes the prompts with the drafter's tree, in which every node above the
-last level should have the same number of children, under the config's rule and
-siblings (at temperature 0 `--config.rule=match` and `siblings=top_k`), and
-counts how often the walk continues to the child of each rank. It then prints
-the best trees of 1 to --max_nodes drafted nodes with their tokens per round
-(Sequoia, Chen et al., NeurIPS 2024). This assumes that acceptance by rank does
-not depend on depth, so deep trees look too good for drafts whose later tokens
-are accepted less.
+It decodes the prompts with the drafter's tree, in which all nodes above the
+last level have equally many children, under the config's rule and siblings (at
+temperature 0 `--config.rule=match` and `siblings=top_k`), and counts how often
+the walk continues to the child of each rank. It then prints the best trees of 1
+to --max_nodes drafted nodes with their tokens per round (Sequoia, Chen et al.,
+NeurIPS 2024). This assumes that acceptance by rank does not depend on depth, so
+deep trees look too good for drafts whose later tokens are accepted less.
 `launch.evaluate` measures which size is fastest on a device. The last line on
 stdout is the `tree` argument of the largest tree.
 """
@@ -28,6 +27,7 @@ from launch.prompts import Prompt
 from specjax import tree_search
 from specjax.runtime.requests import make_batches
 from specjax.state import Counters
+from specjax.tree import Form
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT)
 _MAX_NODES = flags.DEFINE_integer(
@@ -80,6 +80,9 @@ def run(_) -> int:
   drafting = registry.of(config)
   if drafting.lengths or drafting.learning:
     raise cli.UserError("give the draft alone, without ladder or online")
+  tree, counts = drafting.tree, {*map(len, drafting.tree.children)} - {0}
+  if tree.form is not Form.FIXED or len(counts) != 1 or counts == {1}:
+    raise cli.UserError("every inner node needs as many children: k_ary(4, 4)")
   built = pair.assemble(config, pair.load(config, inputs=True))
   items = prompts.all_of(
     cli.PROMPTS.value,

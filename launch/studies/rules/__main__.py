@@ -16,12 +16,12 @@ computed). "acceptance" is the expected number of accepted tokens, for one
 drafted token per path the acceptance probability. The optimum is for i.i.d.
 drafts; for several positions it is that of rule transport.
 
-A pair: K, G, the warp and the models are the config's (its rule is ignored),
+A pair: the warp and the models are the config's (its rule is ignored),
 and numbers are means over decoding steps (for drafts and names of rows see
 `launch.studies.rules.on_pair`).
 
 Incompatible rules are listed with the reason; if named by --rule, which takes
-a list here, that is an error.
+a list here, that is an error, unless there are several shapes.
 """
 
 import re
@@ -30,7 +30,6 @@ import numpy as np
 from absl import flags
 
 from launch import cli, prompts, provenance, report, results
-from launch.assembly import registry
 from launch.studies.rules import on_pair, on_vectors
 from specjax.runtime.requests import make_batches
 
@@ -39,8 +38,8 @@ _DRAFT = flags.DEFINE_string("draft", None, "The draft's distribution.")
 _SHAPES = flags.DEFINE_list(
   "shapes",
   None,
-  "KxG,..., paths and tokens per path, such as 2x4,8x8; by default 2x1 (the "
-  "only shape compared on two distributions), or the drafter's.",
+  "Paths x tokens per path, such as 2x4,8x8. By default the drafter's; on two "
+  "distributions one shape, by default 2x1.",
 )
 _MAX_CONTEXTS = flags.DEFINE_integer(
   "max_contexts", 32, "With --config: steps per prompt.", lower_bound=1
@@ -76,34 +75,26 @@ def compare_on_laws() -> dict:
   shapes = _shapes("2x1")
   if len(shapes) > 1:
     raise cli.UserError("--target and --draft are compared on one shape")
-  result = on_vectors.compare(
-    draft,
-    target,
-    cli.RULE.value,
-    *shapes.values(),
-    seed=cli.SEED.value or 0,
-  )
+  (shape,), seed = shapes.values(), cli.SEED.value or 0
+  result = on_vectors.compare(draft, target, cli.RULE.value, shape, seed=seed)
   return {"shapes": [*shapes], **result, **provenance.record()}
 
 
 def compare_on_contexts(config) -> dict:
   """The report on a real pair."""
-  tree = registry.of(config).tree
+  tree = on_pair.drafting_of(config).tree
   shapes = _shapes(f"{max(tree.max_children, 1)}x{tree.max_depth}")
   if max(length for _, length in shapes.values()) > tree.max_depth:
-    raise cli.UserError("--shapes must be no longer than the drafter's tokens")
+    raise cli.UserError(f"--shapes have more tokens than {config.drafter!r}")
   models = on_pair.build_pair(config)
   rows, left_out = on_pair.cases(
     cli.RULE.value, [*shapes.values()], models.tokenizer.vocab_size
   )
   room = models.room(config.max_new_tokens)
   items = prompts.all_of(cli.PROMPTS.value, models.tokenizer, max_tokens=room)
+  batches = make_batches(items, batch_size=config.batch_size, max_width=room)
   measured = on_pair.measure(
-    rows,
-    models,
-    config,
-    make_batches(items, batch_size=config.batch_size, max_width=room),
-    max_contexts=_MAX_CONTEXTS.value,
+    rows, models, config, batches, max_contexts=_MAX_CONTEXTS.value
   )
   return {
     "shapes": [*shapes],

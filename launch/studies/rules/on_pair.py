@@ -5,13 +5,13 @@ A row of a report is named after its rule:
   NAME                            as in `specjax.rules.RULES`, or as requested
                                   ("typical(epsilon=0.2)")
   recursive (without_replacement) the same rule, other siblings
-
   block_transport 8x4             one of several shapes: 8 paths of 4 tokens
 
 A lossless decoder decodes the prompts, and every rule is evaluated on the draft
-of every step. Rules with the same siblings are compared on the same contexts
-and drafts, by expectations given the draft (Rao-Blackwell): a smaller shape is
-the first paths of the largest, and their first tokens.
+of every step, by expectations given the draft (Rao-Blackwell); the end of a
+text does not cut a path. Rules with i.i.d. siblings, or those drawn without
+replacement, are compared on the same contexts and drafts: the decoder drafts as
+many paths and tokens as any shape has, a shape is the first of both.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ import tqdm
 
 from launch.assembly import pair as pair_lib
 from launch.assembly import registry
-from launch.assembly.drafting import with_tokens
+from launch.assembly.drafting import Drafting, with_tokens
 from launch.assembly.pair import Pair
 from launch.evaluation import intervals
 from specjax import calls, random, rules
@@ -102,8 +102,10 @@ def cases(
   node. Rules for a single path get one path of G tokens.
   """
   rows = ROWS
-  if chosen is not None:
-    names = [chosen] if chosen in ROWS else map(str, calls.parse_list(chosen))
+  if chosen:
+    by_call = {name.replace(" ", ""): name for name in ROWS}
+    named = [str(call) for call in calls.parse_list(chosen)]
+    names = [by_call.get(name, name) for name in named]
     rows = {name: ROWS.get(name) or (name, siblings_lib.IID) for name in names}
   fitting, left_out = {}, {}
   for (row, (rule_name, siblings)), (count, depth) in itertools.product(
@@ -117,25 +119,27 @@ def cases(
       rule.check(tree, siblings)
       drawing(None, tree, siblings, vocab_size)
     except ValueError as error:
-      if chosen is not None:
+      if chosen and len(shapes) == 1:
         raise
       left_out[row] = str(error)
       continue
     fitting[row] = Case(name=row, rule=rule, tree=tree, siblings=siblings)
+  if not fitting:
+    raise ValueError(f"no rule fits a shape: {left_out}")
   return [*fitting.values()], left_out
 
 
 def _tree(rule_name: str, num_drafts: int, depth: int) -> Tree:
   """The tree for a rule."""
   if rule_name == "hub":
-    if num_drafts != 2:
-      raise ValueError(f"rule 'hub' verifies 2 drafts, got {num_drafts}")
-    return tree_lib.k_ary(*[2] * min(depth, 6))  # more take minutes to compile
+    if num_drafts != 2 or depth > 6:  # more take minutes to compile
+      raise ValueError("rule 'hub' is compared on 2x1 to 2x6")
+    return tree_lib.k_ary(*[2] * depth)
   return tree_lib.paths(depth, num_drafts)
 
 
-def build_pair(config: ml_collections.ConfigDict) -> Pair:
-  """The models of a config, whatever rule it names."""
+def drafting_of(config: ml_collections.ConfigDict) -> Drafting:
+  """The drafter of a config; raises ValueError if rules cannot be compared."""
   drafting = registry.of(config)
   drawn = drafting.takes_policy and drafting.siblings is siblings_lib.IID
   if not drawn or drafting.policy:
@@ -144,6 +148,12 @@ def build_pair(config: ml_collections.ConfigDict) -> Pair:
       f"model(tokens=N, tree=paths(K)), got {config.drafter!r}: compare others "
       "with launch.evaluate --systems='with_rule(..., token), ...'"
     )
+  return drafting
+
+
+def build_pair(config: ml_collections.ConfigDict) -> Pair:
+  """The models of a config, whatever rule it names."""
+  drafting = drafting_of(config)
   config = ml_collections.ConfigDict(config.to_dict())
   config.rule = "token"
   one = with_tokens(drafting, drafting.tree.max_depth)

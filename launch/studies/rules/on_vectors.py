@@ -13,9 +13,6 @@ import numpy as np
 from launch.studies.rules import on_pair
 from launch.studies.rules.on_pair import Case
 from specjax import exact, random
-from specjax import rules as rules_lib
-from specjax import siblings as siblings_lib
-from specjax import tree as tree_lib
 from specjax.drafters.shared import levels
 from specjax.drafters.shared.arguments import Drawing
 from specjax.theory.optimum import iid_optimum
@@ -48,12 +45,7 @@ def compare(
   if length == 1:
     optimum = iid_optimum(draft, target, count)
   else:
-    node_by_node = Case(
-      name="transport",
-      rule=rules_lib.get("transport"),
-      tree=tree_lib.paths(length, count),
-      siblings=siblings_lib.IID,
-    )
+    (node_by_node,), _ = on_pair.cases("transport", [shape], len(target))
     optimum = measured(node_by_node)["acceptance"]
   share = lambda row: (
     measured(row)["acceptance"] / optimum if optimum > 0 else None

@@ -224,14 +224,13 @@ def mask(
 ) -> np.ndarray | Array | None:
   """Mask of a depth's tokens over all nodes fed so far, without the root.
 
-  In the loop of paths, over as many slots as all of its depths take.
+  In the loop of paths over the last K (G - 1) slots, the text's too.
   """
+  if tree.is_chain or (isinstance(depth, int) and not depth):
+    return None
   if isinstance(depth, int):
     level = tree.levels[depth]
-    known = tree.ancestors[level.start : level.stop, 1 : level.stop]
-    return None if tree.is_chain or not depth else known
-  if tree.is_chain:
-    return None
+    return tree.ancestors[level.start : level.stop, 1 : level.stop]
   path = np.arange(len(tree.children[0]))
   slots = np.arange(len(path) * (1 - tree.max_depth), 0)
   node = start(tree, depth + 1) + slots
