@@ -76,7 +76,7 @@ def test_plain_cond_copies_the_cache(monkeypatch):
       lambda x: jnp.full(x.shape, otherwise, x.dtype),
       jax.eval_shape(function, carry)[0],
     )
-    skip = lambda carry: (outputs, carry, jnp.zeros((), jnp.int32))
+    skip = lambda carry: (outputs, carry)
     return lax.cond(jnp.any(drafting), function, skip, carry)
 
   monkeypatch.setattr(chains, "_if_any", by_branch)
