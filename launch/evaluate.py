@@ -85,7 +85,6 @@ _EXPLAIN = flags.DEFINE_bool(
 )
 # Tokens per answer to our own questions: takes a few minutes on a laptop.
 _OWN_BUDGET = 64
-_BUILT_IN = "built-in"
 
 
 def questions_of(
@@ -95,7 +94,7 @@ def questions_of(
   if name := cli.PROMPTS.value:
     selected = questions.of_prompts(
       prompts.all_of(
-        None if name == _BUILT_IN else name, comparison.tokenizer,
+        name, comparison.tokenizer,
         max_tokens=comparison.room,
         encoder=comparison.pairs[systems.PLAIN].encoder,
       )

@@ -221,11 +221,11 @@ def all_of(
   max_tokens: int,
   encoder: Encoder | None = None,
 ) -> list[Prompt]:
-  """The prompts of a file, without settings, or the built-in ones.
+  """The prompts of a file, without settings; of None or "built-in" our own.
 
   ValueError for a bad line, one with settings, or a file without prompts.
   """
-  if not path:
+  if not path or path == "built-in":
     return built_in(tokenizer, max_tokens=max_tokens, encoder=encoder)
   items, problems = read_jsonl(
     path, tokenizer, max_tokens=max_tokens, encoder=encoder

@@ -82,7 +82,10 @@ def run(_) -> int:
     raise cli.UserError("give the draft alone, without ladder or online")
   tree, counts = drafting.tree, {*map(len, drafting.tree.children)} - {0}
   if tree.form is not Form.FIXED or len(counts) != 1 or counts == {1}:
-    raise cli.UserError("every inner node needs as many children: k_ary(4, 4)")
+    raise cli.UserError(
+      "every inner node needs the same number of children, two or more, as in "
+      f"tree=k_ary(4, 4), got {config.drafter!r}"
+    )
   built = pair.assemble(config, pair.load(config, inputs=True))
   items = prompts.all_of(
     cli.PROMPTS.value,
@@ -103,7 +106,8 @@ def run(_) -> int:
     },
   )
   if cli.OUTPUT.value != results.STDOUT:
-    print("accepted by rank: " + ", ".join(f"{a:.3f}" for a in acceptance))
+    shown = ", ".join(f"{a:.3f}" for a in acceptance)
+    print(f"accepted by rank, at depths 1 to {tree.max_depth}: {shown}")
     for row in rows:
       print(f"{row['num_nodes']} nodes: {row['block_efficiency']:.2f} tokens")
     best = rows[-1]["parents"] if rows else []

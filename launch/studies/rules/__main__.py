@@ -74,7 +74,7 @@ def compare_on_laws() -> dict:
     raise cli.UserError("--target and --draft must have the same length")
   shapes = _shapes("2x1")
   if len(shapes) > 1:
-    raise cli.UserError("--target and --draft are compared on one shape")
+    raise cli.UserError("--target and --draft are compared on one shape a run")
   (shape,), seed = shapes.values(), cli.SEED.value or 0
   result = on_vectors.compare(draft, target, cli.RULE.value, shape, seed=seed)
   return {"shapes": [*shapes], **result, **provenance.record()}
@@ -150,7 +150,8 @@ def _accepted(row) -> str:
 def run(_) -> int:
   """The command."""
   config = cli.CONFIG.value
-  if config is None and None in (cli.TARGET.value, _DRAFT.value):
+  laws = [cli.TARGET.value, _DRAFT.value]
+  if None in laws if config is None else any(laws):
     raise cli.UserError("give --target and --draft, or --config")
   results.check(cli.OUTPUT.value)
   result = compare_on_laws() if config is None else compare_on_contexts(config)
