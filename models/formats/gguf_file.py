@@ -186,8 +186,9 @@ def scales(
   return _unpack(_scales, header, name, rows)
 
 
-# Compiled, since XLA unpacks several times as fast as NumPy. Programs know only
-# the number of blocks: few sizes, hence few compilations.
+# Integers are compiled, since XLA unpacks several times as fast as NumPy;
+# scales are few and do not repay it. Programs know only the number of blocks:
+# few sizes, hence few compilations.
 
 
 def _unpack(program: Callable, header: Header, name: str, index):
@@ -200,12 +201,14 @@ def _unpack(program: Callable, header: Header, name: str, index):
   )
 
 
-def _fields(kind: str, raw: Array) -> tuple[Blocks, dict[str, Array]]:
-  """The fields of blocks, `u8[blocks, bytes]` each."""
+def _fields(kind: str, raw):
+  """The type of blocks and their fields, `u8[blocks, bytes]` each."""
   blocks = BLOCKS[kind]
-  ends = [*itertools.accumulate(blocks.fields.values())]
-  parts = jnp.split(raw, ends[:-1], axis=-1)
-  return blocks, dict(zip(blocks.fields, parts, strict=True))
+  ends = itertools.accumulate(blocks.fields.values())
+  return blocks, {
+    name: raw[:, end - blocks.fields[name] : end]
+    for name, end in zip(blocks.fields, ends, strict=True)
+  }
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -220,8 +223,8 @@ def _numbers(kind: str, raw: Array) -> Array:
   if blocks.bits == 8:
     return low.view(jnp.int8)
   run = 64 if blocks.bits == 6 else min(32, low.shape[-1])
-  low = low.reshape(count, -1, run)
-  found = jnp.stack([low & 15, low >> 4], axis=-2).reshape(count, -1)
+  low = low.reshape(count, -1, 1, run)  # stacking would take XLA longer
+  found = (low >> np.array([[0], [4]], np.uint8) & 15).reshape(count, -1)
   if blocks.bits == 6:  # a byte has two bits of four integers, 32 apart
     high = fields["high"].reshape(count, -1, 1, 32)
     high = high >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
@@ -233,29 +236,28 @@ def _numbers(kind: str, raw: Array) -> Array:
   return (found - np.uint8(blocks.above)).view(jnp.int8)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _scales(kind: str, raw: Array) -> tuple[Array, Array | None]:
+def _scales(kind: str, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
   """Scales and minima, `f32[blocks, groups]`."""
   blocks, fields = _fields(kind, raw)
-  halves = lambda x: x.view(jnp.float16).astype(jnp.float32)
-  scale, minima = halves(fields["d"]), None
+  # Blocks come last meanwhile: NumPy is slow along short rows.
+  turned = lambda name, dtype: fields[name].copy().view(dtype).T.copy()
+  scale, minima = turned("d", np.float16).astype(np.float32), None
   if "m" in fields:
-    minima = halves(fields["m"])
+    minima = turned("m", np.float16).astype(np.float32)
   if "factors" in fields:
-    factors = fields["factors"]
     if minima is None:
-      scale = scale * factors.view(jnp.int8)
+      scale = scale * turned("factors", np.int8)
     else:  # six bits each; of the last four, two are in the first bytes
-      of, under, low = jnp.split(factors, 3, axis=-1)
+      of, under, low = np.split(turned("factors", np.uint8), 3)
       last = (low & 15 | of >> 6 << 4, low >> 4 | under >> 6 << 4)
-      scale *= jnp.concatenate([of & 63, last[0]], axis=-1)
-      minima = -minima * jnp.concatenate([under & 63, last[1]], axis=-1)
+      scale = scale * np.concatenate([of & 63, last[0]])
+      minima = -minima * np.concatenate([under & 63, last[1]])
   if minima is not None:
     minima += blocks.above * scale
-  return scale, minima
+  return scale.T, None if minima is None else minima.T
 
 
-def _dequantized(kind: str, raw: Array) -> Array:
+def _dequantized(kind: str, raw: np.ndarray) -> Array:
   """Weights, `f32[blocks, n]`; in one program XLA would unpack less fast."""
   scales, minima = _scales(kind, raw)
   return _dequantize(

@@ -29,7 +29,6 @@ from models.networks.quantized_tensor import (
   DTYPES,
   QuantizedTensor,
   is_quantized,
-  quantize,
 )
 from models.networks.t5 import T5
 from models.networks.t5_config import T5Config
@@ -38,7 +37,7 @@ from models.sharding import Sharding
 
 _THREADS = 2
 _NUMBERS = 2**22  # read at once
-_quantize = jax.jit(quantize, static_argnames=("dtype", "group", "inputs"))
+_ALIGNMENT = 64  # bytes
 
 
 def load(
@@ -60,7 +59,7 @@ def load(
   Raises:
     CheckpointError: as `models.formats.weights.check`.
   """
-  weights.check(source)
+  weights.check(source, form)
   module = weights.abstract(source.config, dtype, form)
   graphdef, state = nnx.split(module)
   state = dict(nnx.to_flat_state(state))
@@ -74,7 +73,7 @@ def load(
   # NumPy releases the interpreter. Threads have no `jax.enable_x64` of ours.
   with futures.ThreadPoolExecutor(_THREADS) as pool:
     for parameter, arrays in zip(state, pool.map(array_of, state), strict=True):
-      arrays = jax.tree.map(jnp.asarray, arrays)
+      arrays = jax.device_put(arrays)
       state[parameter] = state[parameter].replace(arrays)
   return nnx.merge(graphdef, nnx.from_flat_state(state))
 
@@ -109,7 +108,7 @@ def load_stacked(
     CheckpointError: as `load`.
     ValueError: for a model that cannot be sharded like this.
   """
-  weights.check(source)
+  weights.check(source, form)
   devices = sharding_lib.num_parts(sharding, mesh)
   config = sharding_lib.kv_heads_for(source.config, devices)
   if isinstance(config, T5Config):
@@ -209,7 +208,7 @@ def _readers(
       last.clear()
       array = weights.part(source, parameter, whole, cut)
       array = array.astype(np.float32, copy=False)
-      low = _quantize(array, form.dtype, form.group, inputs=like.inputs)
+      low = form.of(array, like.inputs)
       last[str(whole)] = jax.tree.map(np.asarray, low)
     return getattr(last[str(whole)], name)[rest]
 
@@ -224,7 +223,7 @@ def _read_all(read, like, *, in_rows: bool):
   """A whole parameter in NumPy, read a few rows at a time if `in_rows`."""
   count = like.shape[0]
   step = max(1, _NUMBERS * count // math.prod(like.shape)) if in_rows else count
-  arrays = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), like)
+  arrays = jax.tree.map(_empty, like)
   step = min(step, count)
   for start in range(0, count, step):
     start = min(start, count - step)  # parts of one size: few compilations
@@ -233,3 +232,12 @@ def _read_all(read, like, *, in_rows: bool):
     for array, of in zip(*map(jax.tree.leaves, (arrays, read)), strict=True):
       array[rows] = of(index)
   return arrays
+
+
+def _empty(like) -> np.ndarray:
+  """An array at an address that XLA:CPU takes over without a copy."""
+  dtype = np.dtype(like.dtype)
+  size = math.prod(like.shape) * dtype.itemsize
+  memory = np.empty(size + _ALIGNMENT, np.uint8)
+  start = -memory.ctypes.data % _ALIGNMENT
+  return memory[start : start + size].view(dtype).reshape(like.shape)

@@ -223,15 +223,17 @@ def equal(one: Tensor, other: Tensor) -> bool:
   )
 
 
-def check(source: Source) -> None:
+def check(source: Source, form: Quantization | None = None) -> None:
   """Compares the tensors of a checkpoint with its configuration.
+
+  `form` only selects the `abstract` module, to reuse it.
 
   Raises:
     CheckpointError: listing all tensors that are extra, missing or of the wrong
       shape or type.
   """
   config, table, tensors = source.config, source.table, source.tensors
-  state = nnx.state(abstract(config, jnp.float32))
+  state = nnx.state(abstract(config, jnp.float32, form))
   shapes: dict[str, tuple[int, ...]] = {}
   for parameter, variable in nnx.to_flat_state(state):
     name, layout = locate(parameter, table)

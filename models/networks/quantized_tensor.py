@@ -10,6 +10,7 @@ Letters in shapes: N outputs, D inputs, G groups of inputs.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -93,6 +94,7 @@ class QuantizedTensor:
     return groups.reshape(self.shape)
 
 
+@functools.partial(jax.jit, static_argnames=("dtype", "group", "inputs"))
 def quantize(
   weight: Array | QuantizedTensor,
   dtype: str,
