@@ -34,7 +34,7 @@ class Cache:
 
   Attributes:
     keys: one array `[B, K, S, C]` per layer, or stacked ones `[L, B, K, S, C]`;
-      models without attention may keep other per-slot state here. Quantized,
+      models without attention may keep other per-slot state here. If quantized,
       each is a `Quantized`.
     values: as `keys`.
     positions: `i32[B, S]`, the position of the token in each slot, or None for
@@ -44,10 +44,10 @@ class Cache:
       None if all are used.
     context: the encoder's output for the row's input, arrays with rows first,
       or `[L, B, K, S', C]`. None for decoder-only models.
-    recurrent: states of recurrent layers, which can roll back only over the
-      last pass (`specjax.recurrent`); None without such layers.
+    recurrent: states of recurrent layers, which can be rolled back only over
+      the last pass (`specjax.recurrent`); None without such layers.
     read_slots: how many of the first slots hold all texts (static); None for
-      all. On GPUs a pass reads so many; elsewhere it stops at the longest text.
+      all. On GPUs a pass reads this many; elsewhere, up to the longest text.
   """
 
   keys: tuple[Array, ...]
@@ -99,9 +99,9 @@ class RowsView:
     return self.buffer.dtype
 
   def read(self, slot: Array, count: int, layer: Array | None = None) -> Array:
-    """Slots from `i32[R]` or `i32[]` on.
+    """Reads slots from `slot`, `i32[R]` or `i32[]`, on.
 
-    `[R, K, T, C]`, or for all layers `[L, R, K, T, C]`.
+    Returns `[R, K, T, C]`, or `[L, R, K, T, C]` for all layers.
     """
     shape = self.buffer.shape
     sizes = (*shape[:-4], 1, shape[-3], count, shape[-1])
@@ -133,7 +133,7 @@ class RowsView:
     return dataclasses.replace(self, buffer=buffer)
 
   def _each(self, slot: Array, layer: Array | None):
-    """Whether each row exists, and start indices of its slices."""
+    """Whether each row exists, and the start indices of its slice."""
     zero, count = jnp.zeros((), slot.dtype), self.buffer.shape[-4]
     in_layer = (
       ()
@@ -251,8 +251,8 @@ def contain(keys: Array, values: Array) -> tuple[Array, Array]:
   """Moves non-finite entries from values to keys, where masks contain them.
 
   An invisible slot has weight 0, and 0 x NaN is NaN: one broken value would
-  reach every later token of its row. A masked score is replaced whatever it is,
-  so with NaN in the slot's key, only tokens that see the slot get NaN.
+  reach every later token of its row. A masked score is replaced, whatever it
+  is, so a NaN in the slot's key reaches only the tokens that see the slot.
 
   Args:
     keys: `[..., C]`, about to be written.
@@ -292,15 +292,15 @@ def write_rows(
 ) -> Any:
   """Writes `rows` into `buffer` at each row's own slot.
 
-  Few rows are written one by one, in place; more rows of a single layer by one
-  batched scatter, for which XLA:TPU would copy a whole stacked buffer.
+  A few rows are written one by one, in place; more rows of a single layer, in
+  one batched scatter, for which XLA:TPU would copy a whole stacked buffer.
 
   Args:
     buffer: `[B, K, S, C]`, or `[L, B, K, S, C]`; or one row of it.
     rows: `[B, K, T, C]`, or `[L, B, K, T, C]` to write into all layers; cast to
       the buffer's dtype. For `Quantized`, from `as_stored` or `read_rows`.
-    start: `i32[B]`, the slot of the first of the T rows. `start + T <= S` is
-      the caller's duty: `lax.dynamic_update_slice` clamps silently.
+    start: `i32[B]`, the slot of the first of the T rows. The caller ensures
+      `start + T <= S`, as `lax.dynamic_update_slice` clamps silently.
     layer: `i32[]`, the layer of a stacked buffer to write to.
 
   Returns:
@@ -339,7 +339,7 @@ _is_view = lambda x: isinstance(x, RowsView)
 
 
 def row_major(x: Array) -> Array:
-  """Constrains `x` to row-major layout in memory.
+  """Constrains `x` to a row-major layout in memory.
 
   Otherwise XLA may transpose a whole cache to read a few slots of it. Scales,
   one per slot, have slots innermost: on TPUs the last axis takes 128 lanes.
@@ -359,8 +359,8 @@ def read_rows(
 ) -> Any:
   """Reads `count` slots, beginning at each row's own slot.
 
-  Rows of a stacked buffer are read one by one: for one batched gather XLA:TPU
-  transposes the whole buffer.
+  Rows of a stacked buffer are read one by one: for a batched gather, XLA:TPU
+  would transpose the whole buffer.
 
   Args:
     buffer: `[B, K, S, C]`, or `[L, B, K, S, C]`; or one row of it.
@@ -369,7 +369,7 @@ def read_rows(
     layer: `i32[]`, the layer of a stacked buffer to read.
 
   Returns:
-    `[B, K, T, C]` or `[L, B, K, T, C]`, `Quantized` (`as_read`) if stored so.
+    `[B, K, T, C]` or `[L, B, K, T, C]`; `Quantized` if so stored (`as_read`).
   """
   if isinstance(buffer, Quantized):
     get = lambda b: read_rows(b, start, count, layer=layer)
@@ -410,11 +410,11 @@ def write_positions(cache: Cache, positions: Array) -> Cache:
 class Visible:
   """The slots of a cache that T fed tokens see.
 
-  These are the text, as far as a window reaches, and of the M slots after it,
-  which hold the fed tokens, those that a mask selects.
+  These are the text, as far back as a window reaches, and those that a mask
+  selects from the M slots after it, which hold the fed tokens.
 
   Attributes:
-    text: `i32[B]`, slots of the text; where the M slots begin.
+    text: `i32[B]`, the number of slots of the text; the M slots begin there.
     fed_mask: `bool[T, M]`, static, or `bool[B, T, M]`: which of the M slots
       each token sees. None if there is only the text, as in an encoder's.
     positions: `i32[B, T]`, of the fed tokens.
@@ -445,7 +445,7 @@ def visible(
   *,
   window: int | None = None,
 ) -> Visible:
-  """The slots that the next T tokens see, `i32[B, T]` of positions.
+  """The slots that the next T tokens, at `positions` `i32[B, T]`, see.
 
   The positions must be in the cache already, if it keeps any
   (`write_positions`); the mask is as in `specjax.types.ApplyFn`. With a window
@@ -493,7 +493,7 @@ def visible(
 def keep_path(
   cache: Cache, start: Array, path: Array, length: Array, *, nodes: int
 ) -> Cache:
-  """Keeps one root-to-node path of a verified token tree, drops the rest.
+  """Keeps one root-to-node path of a verified token tree and drops the rest.
 
   The tree's nodes are in slots `start .. start + nodes - 1`, in node order. The
   kept nodes are gathered into a small fresh buffer and written back to
@@ -518,7 +518,7 @@ def keep_path(
       *[1] * (buffer.ndim - 4), path.shape[0], 1, path.shape[1], 1
     )
     kept = jnp.take_along_axis(block, index, axis=-2)
-    if buffer.ndim == 5:  # nothing is written before all is read
+    if buffer.ndim == 5:  # nothing is written before everything is read
       buffer, kept = lax.optimization_barrier((buffer, kept))
     return write_rows(buffer, kept, start)
 

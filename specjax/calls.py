@@ -1,6 +1,6 @@
 """A grammar of calls for settings: `typical(epsilon=0.1)`, `k_ary(2, 2)`.
 
-A text is a name, or a call with literals and other calls as arguments:
+A setting is a name, or a call with literals and other calls as arguments:
 `repeats(eagle3(tokens=1), min_match=3)`. A bare name is a call without
 arguments; a dotted one, `mine.DOUBLED("DIR")`, is from the user's own module.
 Nothing is evaluated. A `Grammar` is a table of functions by name; their
@@ -58,7 +58,7 @@ def parse(text: str) -> Any:
 
 
 def parse_list(text: str) -> list[Any]:
-  """Parses a comma-separated list of calls; raises as `parse`."""
+  """Parses a comma-separated list of calls; raises like `parse`."""
   try:
     body = ast.parse(f"[{text.strip()}\n]", mode="eval").body
     if not isinstance(body, ast.List):
@@ -108,7 +108,7 @@ class Grammar:
     entries: by name, functions with typed parameters, or finished objects.
     nested: by the type of a parameter, the grammar of its argument.
     literal: the entry that a bare number or tuple is an argument of.
-    custom: the type that `package.module.NAME` has, or is annotated to return.
+    custom: the type that `package.module.NAME` is, or is annotated to return.
     with_names: whether objects have a `name`, set to the canonical text.
   """
 
@@ -142,7 +142,7 @@ class Grammar:
     """The canonical text: in the signature's order, without defaults.
 
     Raises:
-      ValueError: as `make`.
+      ValueError: as in `make`.
     """
     return str(self._canonical(written))
 

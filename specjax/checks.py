@@ -1,7 +1,7 @@
 """Checks of the decoder's parts, arguments and rounds.
 
-An error is one sentence: what was expected, and what was given. Values are
-checked where they are concrete, shapes also under `jit`.
+Each error is one sentence: what was expected, and what was given. Values are
+checked where they are concrete; shapes, also under `jit`.
 """
 
 import dataclasses
@@ -53,7 +53,7 @@ def prompts(
   ignore_stop: Array | bool,
   inputs: Any,
 ) -> Prompts:
-  """The arguments of `Decoder.init` as arrays; raises as it does.
+  """The arguments of `Decoder.init` as arrays; raises the same errors.
 
   `max_positions` are those of the target and the draft.
   """
@@ -116,7 +116,7 @@ def row_index(state: DecodeState, row: Array | int, name: str = "row") -> Array:
 def prefix(
   state: DecodeState, source: Array | int | None, keep: Array | int
 ) -> Array | None:
-  """The row whose first `keep` tokens are reused; raises as `row_index`."""
+  """The row whose first `keep` tokens are reused; raises like `row_index`."""
   most: Array | int = 0
   if source is not None:
     source = row_index(state, source, "source")
@@ -139,7 +139,7 @@ def extension(
   buffer_length: int,
   vocab_size: int,
 ) -> tuple[Array, Array, Array, Array]:
-  """The arguments of `Decoder.extend` as arrays; raises as it does."""
+  """The arguments of `Decoder.extend` as arrays; raises the same errors."""
   tokens = jnp.asarray(tokens)
   row = row_index(state, row)
   count, budget = (jnp.asarray(x, jnp.int32) for x in (count, max_new_tokens))
@@ -225,7 +225,7 @@ def _show(x) -> str:
 def parts(
   target: LanguageModel, drafter: Drafter, rule: Rule, vocab_size: int
 ) -> None:
-  """Raises unless a target, a drafter and a rule fit each other."""
+  """Raises unless a target, a drafter and a rule fit together."""
   if not isinstance(drafter, Drafter):
     got = repr(drafter) if isinstance(drafter, str) else type(drafter).__name__
     raise TypeError(
@@ -246,7 +246,7 @@ def parts(
 
 
 def draft(drafter: Drafter, proposed: Draft, rows: int, *, vocab_size: int):
-  """Raises ValueError unless a draft is as its drafter declares."""
+  """Raises ValueError unless a draft is what its drafter declares."""
   tree, who = drafter.tree, f"drafter {drafter.name!r}"
   _expect(
     proposed.tree == tree and proposed.siblings == drafter.siblings,
@@ -296,7 +296,7 @@ def sanitized(
 
 
 def logits(model: LanguageModel, returned: Array, fed: tuple[int, ...]) -> None:
-  """Raises ValueError unless the target returned logits of T fed tokens."""
+  """Raises ValueError unless the target returned logits for T fed tokens."""
   expected = (*fed, model.vocab_size)
   _expect(
     returned.shape == expected,
@@ -307,7 +307,7 @@ def logits(model: LanguageModel, returned: Array, fed: tuple[int, ...]) -> None:
 def replace_nans(
   draft: Draft, topology: Topology, target_log_probs: Array
 ) -> tuple[Draft, Array, Array]:
-  """Replaces NaN distributions by uniform ones, and marks nodes that end a row.
+  """Makes NaN distributions uniform, and marks the nodes that end a row.
 
   A row that reaches a node whose target distribution is NaN ends, and emits
   nothing of the round. So does a row whose draft has a NaN distribution, which

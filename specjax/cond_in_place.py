@@ -17,15 +17,15 @@ def cond_in_place(wanted: Array, function: Callable[[_T], _T], carry: _T) -> _T:
   the operands of a conditional in both branches, but updates a loop's carry in
   place.
 
-  XLA hoists loop invariants, here all that does not read the carry, and would
+  XLA hoists loop invariants (here, whatever does not read the carry) and would
   compute them even if not wanted. So everything that the function reads,
-  closures included, comes from one optimization barrier together with the
+  closures included, passes through one optimization barrier together with the
   loop's counter.
 
   Args:
     wanted: `bool[]`.
-    function: maps the carry to one of the same types. It may close over traced
-      arrays.
+    function: maps the carry to one of the same structure and types. It may
+      close over traced arrays.
     carry: any pytree, possibly with caches.
 
   Raises:

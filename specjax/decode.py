@@ -1,15 +1,15 @@
 """The decoding loop: `Decoder`, with `init`, `step` and `generate`.
 
-One round is draft, score, verify, draw, commit:
+One round drafts, scores, verifies, draws and commits:
 
   propose a token tree -> one target pass over its nodes under the ancestor mask
   -> the rule's distribution of the deepest accepted node -> draw it, then the
   next token -> write the accepted path and the token, cut at stop tokens and
   budgets -> keep that path in the caches.
 
-Plain autoregressive decoding is the same loop with the empty tree. Nothing here
+Plain autoregressive decoding is the same loop with an empty tree. Nothing here
 is jitted; shapes are static, so `jax.jit(decoder.generate, donate_argnums=1)`
-is one program for all prompts, lengths, temperatures and budgets of equal
+is one program for all prompts, lengths, temperatures and budgets of the same
 shapes.
 """
 
@@ -108,7 +108,7 @@ class Decoder:
       rng_key: a typed key; row b gets the stream `fold_in(rng_key, b)`. Or
         `key[B]`, one per row, so that seeds follow prompts into any batch
         (`specjax.random.row_keys`).
-      buffer_length: static; prompt and completion of a row must fit into it.
+      buffer_length: static; a row's prompt and completion must fit into it.
       max_new_tokens: the most tokens to emit, for all rows or `i32[B]`.
       sampling: the warp; by default temperature 1 and no truncation.
       stop_tokens: ids that end a row once emitted.
@@ -156,8 +156,8 @@ class Decoder:
     The first `keep` tokens of row `source` can be reused as a prefix; `prompt`
     then holds only the tokens after them. The row draws what it would without
     reuse, up to rounding (only in distribution if its drafter keeps what it
-    learned from a row). A target with recurrent states can reuse nothing, or
-    all of a text but its newest tokens: a row that keeps fewer ends with
+    learned from a row). A target with recurrent states can reuse either nothing
+    or all of a text but its newest tokens: a row that keeps fewer ends with
     NAN_LOGITS.
 
     Args:
@@ -166,21 +166,21 @@ class Decoder:
       row: index of a finished row.
       prompt: `i32[P]`, right-padded with any ids.
       length: its number of tokens, in 1..P.
-      rng_key: the row's key, used as it is.
+      rng_key: the row's key, used as is.
       max_new_tokens, ignore_stop, inputs: as in `init`, for one row.
       sampling: the warp of one row, with the same truncations as the state's;
         by default temperature 1 and no truncation.
       source: `i32[]`, row whose text and inputs are reused; None for no reuse.
-      keep: `i32[]`, number of its first tokens to reuse, at most its length.
-      slots: static, number of cache slots that a pass reads: enough for the
-        whole text (`slots_for`).
+      keep: `i32[]`, how many of its first tokens to reuse, at most its length.
+      slots: static, how many cache slots a pass reads: enough for the whole
+        text (`slots_for`).
 
     Returns:
       The state. If the reused tokens, the prompt and the budget do not fit into
       the buffer, the row ends early (LENGTH).
 
     Raises:
-      ValueError: as `init`; for a row or prefix that does not exist.
+      ValueError: as in `init`, and for a row or prefix that does not exist.
     """
     row = checks.row_index(state, row)
     source = checks.prefix(state, source, keep)
@@ -208,7 +208,7 @@ class Decoder:
     For the next turn of a conversation: only the new tokens and the last few
     before them (`Drafter.num_refed`) are prefilled. The row then emits what it
     would with the whole text as its prompt (only in distribution if its drafter
-    keeps what it learned from the row). The text so far counts as prompt, and
+    keeps what it learned from the row). The text so far becomes the prompt, and
     counters restart. Tokens of one width share a program.
 
     Args:
@@ -219,11 +219,11 @@ class Decoder:
       count: their number, in 1..P.
 
     Returns:
-      The state. If text and tokens do not fit into the buffer (under `jit` this
-      cannot be raised), the row has ended (LENGTH); all its text is prompt.
+      The state. Under `jit`, which cannot raise, a row whose text and tokens do
+      not fit into the buffer has ended (LENGTH); all its text is prompt.
 
     Raises:
-      ValueError: as `init`.
+      ValueError: as in `init`.
     """
     checks.params(params)
     if sampling is not None:
@@ -321,7 +321,7 @@ class Decoder:
   def draft_and_verify(
     self, params: Params, state: DecodeState, *, draws: DrawFn = pick_nodes
   ) -> tuple[Round, Verification]:
-    """Runs a round up to its final draws; `draws` as in `Context`."""
+    """Runs a round up to its final draws; for `draws` see `Context`."""
     now = self.score(params, state, draws=draws)
     with jax.named_scope("verify"):
       verification = self.rule.verify(
@@ -441,14 +441,14 @@ class Decoder:
     )
 
   def buffer_length(self, state: DecodeState) -> int:
-    """The most tokens that a row's prompt and completion have together."""
+    """The most tokens that a row's prompt and completion may have together."""
     return state.tokens.shape[1] - self.drafter.tree.max_depth - 1
 
   def slots_for(self, state: DecodeState, text: int) -> int | None:
     """The `slots` of `steps` and `admit` for texts of up to `text` tokens.
 
-    As few as every cache of the state allows (see `cache.slots_for`); None for
-    all.
+    It is as small as every cache of the state allows (see `cache.slots_for`);
+    None for all.
     """
     return cache_lib.slots_for(_caches(state), text, self.buffer_length(state))
 
@@ -475,7 +475,7 @@ class Decoder:
 
     def condition(state: DecodeState) -> Array:
       left = ~jnp.all(state.done)
-      if num_steps is not None:  # no sum of the two may wrap around
+      if num_steps is not None:  # subtracted, as a sum could wrap around
         left &= state.num_steps - first.num_steps < num_steps
       if num_idle is not None:
         left &= self._num_done(state) < num_idle
@@ -511,7 +511,7 @@ class Decoder:
   ) -> DecodeState:  # fmt: skip
     axes, size = self.row_axes(state), self.buffer_length(state)
     in_place = self.target.takes_rows
-    # State that all rows share continues from where it is.
+    # State that all rows share carries on from where it is.
     blank = rows.over_leaves(
       lambda axis, new, now: now if axis is None else new,
       self.drafter.row_axes(state.drafter_state),

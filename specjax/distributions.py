@@ -1,7 +1,7 @@
 """Arithmetic on next-token distributions: acceptance, residuals, normalization.
 
 A distribution is a row of log-probabilities with -inf for zero mass. No epsilon
-is added, and no probability divided by.
+is added, and nothing is divided by a probability.
 """
 
 import math
@@ -11,9 +11,9 @@ from jax import Array, lax
 
 
 def replace_nans(log_probs: Array) -> Array:
-  """Replaces NaN distributions, `f32[..., V]`, by the uniform one.
+  """Replaces NaN distributions, `f32[..., V]`, with the uniform one.
 
-  Drafters do so before they draw, so that every rule stays lossless.
+  Drafters do this before they draw, so that every rule stays lossless.
   """
   broken = jnp.isnan(log_probs).any(axis=-1, keepdims=True)
   return jnp.where(broken, -math.log(log_probs.shape[-1]), log_probs)
@@ -27,8 +27,8 @@ def token_log_prob(log_probs: Array, tokens: Array) -> Array:
 def acceptance(target_log_prob: Array, draft_log_prob: Array) -> Array:
   """`min(1, q / p)` for tokens of draft probability p and target probability q.
 
-  Takes log q and log p; `f32[...]` in [0, 1]. If p = 0, it is 1 for q > 0, else
-  0.
+  Takes log q and log p; returns `f32[...]` in [0, 1]. If p = 0, it is 1 where
+  q > 0, else 0.
   """
   ratio = target_log_prob - draft_log_prob
   less = ratio < 0
@@ -39,8 +39,8 @@ def acceptance(target_log_prob: Array, draft_log_prob: Array) -> Array:
 def share(wanted: Array, offered: Array) -> Array:
   """`min(1, wanted / offered)` of masses, without dividing by zero.
 
-  `f32[...]` in [0, 1]: negative `wanted` counts as zero; where nothing is
-  offered it is 1 if any is wanted, else 0.
+  `f32[...]` in [0, 1]. Negative `wanted` counts as zero; where nothing is
+  offered, the share is 1 if anything is wanted, else 0.
   """
   less = (wanted > 0) & (wanted < offered)
   ratio = jnp.where(less, wanted, 0) / jnp.where(less, offered, 1)
@@ -55,8 +55,8 @@ def normalize(mass: Array, fallback: Array) -> Array:
   All are `f32[..., V]`, the mass non-negative, the fallback log-probabilities.
   """
   # Sum the very logarithms that are returned. A compiler may compute the mass
-  # twice with different rounding, which is all that is left of a difference of
-  # equals. Logarithms are too expensive to be recomputed.
+  # twice with different rounding, and a difference of equals is all rounding.
+  # It does not recompute logarithms, which are too expensive.
   log_mass = jnp.log(jnp.where(mass > 0, mass, 0))
   most = lax.stop_gradient(jnp.max(log_mass, axis=-1, keepdims=True))
   some = most > -jnp.inf
@@ -70,9 +70,9 @@ def normalize(mass: Array, fallback: Array) -> Array:
 def rejection(target: Array, draft: Array, scale: Array) -> Array:
   """`R(scale) = sum([q - scale p]_+)`, the rejection function.
 
-  R(0) = 1, R(1) = TV(p, q); R is convex and does not increase. Recursive
-  rejection of m i.i.d. drafts rejects all with probability R(s_m), where
-  s_0 = 0, s_{j+1} = s_j + R(s_j); its residual is `norm([q - s_m p]_+)`.
+  R(0) = 1, R(1) = TV(p, q); R is convex and nonincreasing. Recursive rejection
+  of m i.i.d. drafts rejects all of them with probability R(s_m), where s_0 = 0,
+  s_{j+1} = s_j + R(s_j); its residual is `norm([q - s_m p]_+)`.
 
   Args:
     target: `f32[..., V]`, probabilities q.

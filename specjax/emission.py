@@ -1,4 +1,4 @@
-"""Emission of a round: cut at stop tokens and budgets, written, counted."""
+"""Emits a round: cuts it at stop tokens and budgets, counts it, writes it."""
 
 import dataclasses
 import functools
@@ -47,9 +47,9 @@ class Emission:
 def emit(
   state: DecodeState, now: Round, node: Array, next_token: Array
 ) -> Emission:
-  """Emits the accepted path and the token after it, cut.
+  """Emits the accepted path and the token after it, cut to what is allowed.
 
-  A row that is done, or met a broken node, emits nothing.
+  A row that is done, or that met a broken node, emits nothing.
   """
   draft, topology = now.draft, now.topology
   width = draft.tree.max_depth + 1
@@ -83,7 +83,7 @@ def emit(
 
 
 def _of_node(per_node: np.ndarray | Array, node: Array) -> Array:
-  """`per_node[b, node[b]]`; `per_node` may have one row that all share."""
+  """`per_node[b, node[b]]`, where all rows may share one row of `per_node`."""
   if isinstance(per_node, np.ndarray):
     return jnp.asarray(per_node[0])[node]
   return take_node(per_node, node)
@@ -141,7 +141,7 @@ def count(
   # Emitted token i followed node i of the path.
   distance = jnp.take_along_axis(distance, emission.path, axis=1)
   distance = jnp.where(depths < emission.count[:, None], distance, 0)
-  # The walk came to a node if it ended there or below.
+  # The walk reached a node if it ended there or below it.
   reach = _total(node_probs, topology.ancestors[:, :nodes, :nodes])
   ranks = np.arange(tree.max_children)
   is_rank = (topology.rank[..., None] == ranks) & is_node[..., None]
@@ -160,7 +160,7 @@ def count(
   active = ~state.done & emission.healthy
 
   def add(total, more):
-    if total.ndim == 2:  # counters may be of deeper drafts than this one
+    if total.ndim == 2:  # the counters may be for deeper drafts than this one
       more = jnp.pad(more, ((0, 0), (0, total.shape[1] - more.shape[1])))
     some = active.reshape(-1, *[1] * (total.ndim - 1))
     return total + jnp.where(some, more, 0).astype(total.dtype)
@@ -212,7 +212,7 @@ def _log_probs(logits: Array, emission: Emission) -> Array:
 def _likeliest(
   logits: Array, emission: Emission, kept: Likeliest
 ) -> tuple[Array, Array]:
-  """The K likeliest tokens at each emitted one, `[B, G + 1, K]`."""
+  """The K most likely tokens for each emitted one, `[B, G + 1, K]`."""
   rows = jnp.arange(len(logits))[:, None]
   shape = (*emission.path.shape, kept.tokens.shape[-1])
 

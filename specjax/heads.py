@@ -54,7 +54,7 @@ class BlockModel:
     num_depths: K, tokens that a block adds after the newest one.
     init_cache: `(batch, slots) -> Cache`.
     read: `(params, features f[B, T, F], cache) -> cache`: writes T committed
-      tokens to slots `cache.length ..` and raises the length by T. Slot i holds
+      tokens to slots `cache.length ..` and adds T to the length. Slot i holds
       position i.
     predict: `(params, newest i32[B, 1], cache) -> (f32[B, K, V'], cache)`,
       logits of the tokens after the newest, which follows the cached ones. It
@@ -77,7 +77,7 @@ class BlockModel:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MarkovModel:
-  """Conditions a block's distributions on the tokens drafted before.
+  """Conditions a block's distributions on the tokens drafted so far.
 
   Attributes:
     state_size: S, width of the state carried along a path; 0 if the next token

@@ -24,8 +24,8 @@ from specjax.structs import struct
 from specjax.tree import take_node
 from specjax.types import Commit, Drafter, LanguageModel, Params, Sampling
 
-# The most tokens of a row per pass: enough to be bound by compute, not by
-# reading weights.
+# The most tokens of a row per pass: enough to be bound by compute rather than
+# by reading weights.
 _CHUNK = 256
 
 
@@ -61,10 +61,10 @@ def slots(target: LanguageModel, drafter: Drafter, buffer_length: int) -> int:
 
 
 def _spare(target: LanguageModel, drafter: Drafter, buffer_length: int) -> int:
-  """Extra slots, so that a last chunk may begin at the text's end.
+  """Extra slots, so that the last chunk may begin at the text's end.
 
-  Recurrent states need them; without, it begins earlier and feeds some tokens
-  again.
+  Only recurrent states need them: otherwise the chunk begins earlier and feeds
+  some tokens again.
   """
   has_states = target.has_states or drafter.has_states
   return min(_CHUNK, buffer_length) if has_states else 0
@@ -87,7 +87,7 @@ def begin(
   tree = drafter.tree
   lengths = jnp.clip(prompts.lengths, 1, width)
   columns = buffer_length + tree.max_depth + 1
-  # Replace the caller's padding: it may be out of the models' range.
+  # Replace the caller's padding, which may be outside the models' range.
   tokens = jnp.where(
     jnp.arange(width) < lengths[:, None], prompts.tokens, prompts.tokens[:, :1]
   ).astype(jnp.int32)
@@ -97,7 +97,7 @@ def begin(
   likeliest = None
   if num_likeliest:
     likeliest = Likeliest.zeros(count, columns, num_likeliest)
-  # Copy: the state may be donated, the arguments are the caller's.
+  # Copied: the state may be donated, but the arguments are the caller's.
   copied = lambda arrays: jax.tree.map(jnp.copy, arrays)
   state = DecodeState(
     tokens=jnp.pad(tokens, ((0, 0), (0, columns - width))),
@@ -128,7 +128,7 @@ def begin(
 def cut(
   state: DecodeState, keep: Array | int, blank: Any, given: Prompts
 ) -> DecodeState:
-  """Cuts a row back to its first tokens; all else is as in a fresh row.
+  """Cuts a row back to its first tokens; the rest is as in a fresh row.
 
   Args:
     state: of one row.
@@ -219,10 +219,10 @@ def _feed(
   width: int,
   read_slots: int | None,
 ) -> DecodeState:
-  """Feeds the text to the caches, all but the newest token.
+  """Feeds all tokens of the text but the newest to the caches.
 
-  `known: i32[B]` tokens were there before, the newest of them not fed (0: the
-  rows are fresh); at most `width` are new. Passes read `read_slots` slots.
+  `known: i32[B]` tokens were there before, all fed but the newest (0: the rows
+  are fresh); at most `width` are new. Passes read `read_slots` slots.
   """
   rows, columns = state.tokens.shape
   num_refed = min(drafter.num_refed, 2 * drafter.tree.max_depth + 2)
@@ -236,7 +236,7 @@ def _feed(
   known = jnp.broadcast_to(jnp.asarray(known, jnp.int32), (rows,))
   caches = state.target_cache, state.drafter_state
   caches = cache_lib.with_read_slots(caches, read_slots)
-  if is_fresh:  # recurrent states keep tokens pending that are fed again
+  if is_fresh:  # recurrent states keep the tokens to be fed again pending
     room = drafter.tree.num_fed + max(num_refed - 2, 0)
     more_room = functools.partial(recurrent_lib.widen, width=room)
     caches = (_with_states(more_room, caches[0]), caches[1])
@@ -300,8 +300,8 @@ def _feed(
 def _with_budget(
   state: DecodeState, max_new_tokens: Array, buffer_length: int, vocab_size: int
 ) -> DecodeState:
-  """Sets each row's budget; rows without a budget or a text end."""
-  room = buffer_length - state.length  # no sum of the two may wrap around
+  """Sets each row's budget; rows without a budget or a text end at once."""
+  room = buffer_length - state.length  # subtracted, as a sum could wrap around
   max_length = state.length + jnp.minimum(max_new_tokens, room)
   ended = jnp.where(
     max_length > state.length, StopReason.RUNNING, StopReason.LENGTH

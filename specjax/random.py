@@ -113,9 +113,9 @@ def pick(numbers: Array, log_probs: Array) -> Array:
   second a token inside the block. Unlike with one flat `cumsum`, rounding is
   relative to the block inside it, and 2^-23 of the total between blocks, so
   rare tokens among many keep their share. Unlike the Gumbel trick it needs two
-  random numbers per draw instead of V, and is some 40 times faster on a CPU at
-  V = 4096. Zero mass is never drawn, and coming first raises no probability by
-  more than 2^-32.
+  random numbers per draw instead of V, and is about 40 times faster on a CPU at
+  V = 4096. A token without mass is never drawn, and coming first raises no
+  token's probability by more than 2^-32.
 
   Args:
     numbers: `f32[..., 2]`, from `numbers`.
@@ -162,7 +162,7 @@ def _fraction(bits: Array, dtype) -> Array:
 def invert(mass: Array, uniform: Array) -> Array:
   """The first entry with mass whose cumulative mass reaches `uniform * total`.
 
-  `mass` is `f32[..., n]`, non-negative, `uniform` `f32[...]` in (0, 1].
+  `mass` is `f32[..., n]`, non-negative, and `uniform` `f32[...]` in (0, 1].
   Cumulative sums need not be monotone in floating point, but an entry without
   mass is never picked.
   """
@@ -176,7 +176,7 @@ def invert(mass: Array, uniform: Array) -> Array:
 def argmax(values: Array) -> Array:
   """The first index of the largest value, `f32[..., n] -> i32[...]`.
 
-  As `jnp.argmax` (but n - 1 where that would return a NaN's index), by two
+  Like `jnp.argmax` (but n - 1 where that would return a NaN's index), in two
   plain reductions, which XLA:CPU vectorizes, unlike `jnp.argmax`.
   """
   last = values.shape[-1] - 1

@@ -1,22 +1,22 @@
 """Caches of recurrent layers that can roll back over a token tree.
 
-A recurrent layer keeps one state a row instead of a key for every token,
+A recurrent layer keeps one state per row instead of a key for every token,
 
   S_t = e^{g_t} S_{t-1} + k_t u_t^T,
 
-where the gates g are at most 0 and the updates u may depend on the states
-before (the gated delta rule: Yang, Kautz and Hatamizadeh, ICLR 2025). A state
-cannot be truncated, so the cache commits it a pass late: besides the state of
-the first `base` tokens it keeps keys, updates and gates of each token of the
-last pass. Gates are summed along each token's own path of the tree, G_j, so
-that after any of its nodes a, with ancestors j,
+where the gates g are at most 0 and the updates u may depend on earlier states
+(the gated delta rule: Yang, Kautz and Hatamizadeh, ICLR 2025). A state cannot
+be truncated, so the cache commits it a pass late: besides the state of the
+first `base` tokens it keeps keys, updates and gates of each token of the last
+pass. Gates are summed along each token's own path of the tree, G_j, so that
+after any of its nodes a, with ancestors j,
 
   S_a = e^{G_a} S_0 + sum_j e^{G_a - G_j} k_j u_j^T,
 
 and no node needs its own state. The accepted path is gathered (`keep_path`) and
 folded into the state once a later pass needs its room. To roll back, lower
-`Cache.length` as for keys and values, but not below `base`: a row that does
-gets NaN.
+`Cache.length` as for keys and values, but not below `base`: a row that goes
+below it gets NaN.
 
 Letters in shapes: B rows, H value heads, K key heads, P pending tokens, C
 channels of a key, V of a value, W convolved channels of a key head, R inputs
@@ -118,14 +118,14 @@ def make_memory(
 
 
 def num_folded(width: int, fed: int, count: Array) -> Array:
-  """Pending tokens to fold, of `count`, so that `fed` more fit in P."""
+  """How many of `count` pending tokens to fold so that `fed` more fit in P."""
   return jnp.maximum(count - max(width - fed, 0), 0)
 
 
 def advance(memory: Memory, count: Array) -> Memory:
   """Folds the first `count` pending tokens, a chain, into the state.
 
-  `count` is `i32[B]` in 0..P; as many entries at the end become stale.
+  `count` is `i32[B]` in 0..P; that many entries at the end become stale.
   """
   width = memory.gates.shape[2]
   last = _after(memory.gates, count)  # [B, H, 1, 1]
@@ -154,7 +154,7 @@ def window_after(memory: Memory, count: Array) -> Array:
 def query(memory: Memory, count: Array, x: Array) -> Array:
   """Products `x S` with the state after a chain of `count` pending tokens.
 
-  `x` is `f[B, K, T, C]`; the result `f[B, K, H / K, T, V]`.
+  `x` is `f[B, K, T, C]`, the result `f[B, K, H / K, T, V]`.
   """
   grouped = (*x.shape[:2], -1)
   state = memory.state.reshape(*grouped, *memory.state.shape[2:])
@@ -184,7 +184,7 @@ def write(memory: Memory, pending: tuple[Array, ...], at: Array) -> Memory:
 
 
 def _decayed(memory: Memory, count: Array) -> Array:
-  """Updates, decayed to after `count` tokens, `f[B, K, H / K, P, V]`."""
+  """The updates as decayed after `count` tokens, `f[B, K, H / K, P, V]`."""
   counted = jnp.arange(memory.gates.shape[2]) < count[:, None]  # [B, P]
   fade = jnp.exp(_after(memory.gates, count) - memory.gates)
   fade = jnp.where(counted[:, None, :, None], fade, 0)
@@ -193,7 +193,7 @@ def _decayed(memory: Memory, count: Array) -> Array:
 
 
 def _after(gates: Array, count: Array) -> Array:
-  """The first tokens' summed gates, `f[B, H, P, 1] -> f[B, H, 1, 1]`."""
+  """Summed gates of the first `count`, `f[B, H, P, 1] -> f[B, H, 1, 1]`."""
   at = jnp.maximum(count - 1, 0)[:, None, None, None]
   last = jnp.take_along_axis(gates, at, axis=2)
   return jnp.where(count[:, None, None, None] > 0, last, 0)
@@ -220,7 +220,7 @@ def fold(recurrent: Recurrent, base: Array, width: int) -> Recurrent:
 
   Args:
     recurrent: `Cache.recurrent`.
-    base: `i32[B]`, tokens to have folded; states that hold more are unchanged.
+    base: `i32[B]`, tokens that states are to hold; those with more keep them.
     width: room for pending tokens afterwards; no more may be left.
   """
   wide = widen(recurrent, width)

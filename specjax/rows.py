@@ -1,7 +1,7 @@
 """Rows of a batched state: take, repeat, replace.
 
 The row axis of each leaf is declared (`Drafter.row_axes`), never guessed from
-shapes; None is a leaf that all rows share.
+shapes; None marks a leaf that all rows share.
 """
 
 import dataclasses
@@ -45,9 +45,6 @@ def put(axes: Any, tree: Any, rows: tuple[Array, ...], fresh: Any) -> Any:
     tree: the pytree, B rows.
     rows: R indices `i32[]`, distinct; those outside 0..B-1 are ignored.
     fresh: the pytree with R rows; shared leaves are taken from it.
-
-  Returns:
-    The pytree.
   """
 
   def of(axis, leaf, new):
@@ -80,7 +77,7 @@ def select(
     state: of B rows.
     rows: R indices `i32[]`, in 0..B-1.
     in_place: whether the target's keys and values are used in place
-      (`cache.RowsView`); else all is copied.
+      (`cache.RowsView`); otherwise everything is copied.
     places: R indices `i32[]`, distinct, the rows of those keys and values; by
       default `rows`.
   """
@@ -119,7 +116,7 @@ def take(
     row: `i32[]`, the row to take; outside 0..B-1 it is on another device, and
       any row is taken.
     source: `i32[]`, the row whose text it gets.
-    keep: `i32[]`, tokens of that text to copy, if it is another row.
+    keep: `i32[]`, tokens of that text to copy, if it is another row's.
     in_place: as for `select`.
   """
   row, source, keep = (jnp.asarray(x, jnp.int32) for x in (row, source, keep))

@@ -76,7 +76,7 @@ def tree_of_ranks(paths: tuple[tuple[int, ...], ...]) -> Tree:
       siblings must be among them.
 
   Raises:
-    ValueError: if one of those is missing, or a path is there twice.
+    ValueError: if one of those is missing, or a path is listed twice.
   """
   known = set(paths)
   if len(known) != len(paths) or () in known:

@@ -34,8 +34,8 @@ class Siblings:
       child j given the parent's distribution p, the tokens of children 0..j-1
       (`previous`, the previous siblings; -1 is padding), and how many children
       the node has. Once the previous siblings exhaust p's mass, as they often
-      do after the warp, the child is the other token of largest `ranking`, or
-      without a ranking uniform over the others.
+      do after the warp, the child is the remaining token that `ranking` puts
+      highest, or without a ranking uniform over the remaining tokens.
     independent: whether every child is drawn from p itself, so that siblings
       may carry equal tokens.
     deterministic: whether the children are a function of p. They are then taken
@@ -98,7 +98,7 @@ def _independent(parent, previous, count, ranking=None):
 
 
 def _rest(parent, previous, ranking):
-  """Logits of p without drawn tokens; once they exhaust p, of the others."""
+  """Logits of p without the drawn tokens; if these exhaust p, of the others."""
   tried = previous[..., None] == jnp.arange(parent.shape[-1])
   tried = jnp.any(tried, axis=-2)
   rest = jnp.where(tried, -jnp.inf, parent)
@@ -117,8 +117,8 @@ def _rest(parent, previous, ranking):
 def _untried(parent, previous, count, ranking=None):
   """The distribution without the previous siblings.
 
-  Normalized relative to its own largest entry: next to a sibling with nearly
-  all the mass, logarithms of 1e7 differ by whole units in float32.
+  Normalized relative to its own largest entry: beside a sibling with nearly all
+  the mass, logarithms of size 1e7 are spaced by whole units in float32.
   """
   del count
   if not previous.shape[-1]:
@@ -144,7 +144,7 @@ def _largest_then_random(parent, previous, count, ranking=None):
 
 
 def _hub_pair(parent, previous, count, ranking=None):
-  """First x ~ p; then the hub, argmax p; or p without it if x is the hub."""
+  """First x ~ p, then the hub argmax p; if x is the hub, p without the hub."""
   if previous.shape[-1] == 0:
     return parent
   hub, first = random.argmax(parent), previous[..., :1]
@@ -165,20 +165,20 @@ def _carried(parent, previous, count, ranking=None):
 
 
 IID = Siblings(name="iid", child=_independent, independent=True)
-"""Every child is drawn from p: K paths, SpecTr, SpecInfer."""
+"""Every child is drawn from p, as in K paths, SpecTr and SpecInfer."""
 
 SHARED_NOISE = Siblings(
   name="shared_noise", child=_independent, independent=True, with_noise=True
 )
-"""As `IID`, drawn by a race of Gumbel noise that the draft carries."""
+"""As `IID`, but drawn by a race of Gumbel noise that the draft carries."""
 
 WITHOUT_REPLACEMENT = Siblings(name="without_replacement", child=_untried)
-"""Without replacement, in turn: Gumbel top-k (Kool et al., ICML 2019), as in
-RSD and Sequoia. Once p is exhausted (at temperature 0 after the first child),
-the draft model's likeliest tokens that are left."""
+"""One by one, without replacement: Gumbel top-k (Kool et al., ICML 2019), as in
+RSD and Sequoia. Once p is exhausted (at temperature 0, after the first child),
+the draft model's most likely remaining tokens."""
 
 TOP_K = Siblings(name="top_k", child=_next_largest, deterministic=True)
-"""The most probable tokens: EAGLE's and Medusa's trees."""
+"""The most probable tokens, as in EAGLE's and Medusa's trees."""
 
 GREEDY = Siblings(name="greedy", child=_largest_then_random)
 """All but the last are the most probable tokens, the last is drawn from the
@@ -227,7 +227,7 @@ def log_probs_of_tokens(
 
 
 def get(name: str | Siblings) -> Siblings:
-  """The `Siblings` of that name; a `Siblings` is returned as it is.
+  """The `Siblings` of that name; a `Siblings` is returned as is.
 
   Raises:
     ValueError: for an unknown name, listing the known ones.

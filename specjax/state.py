@@ -100,10 +100,10 @@ class Counters:
 
 @struct
 class Likeliest:
-  """The target's likeliest tokens at each emitted one.
+  """The target's most likely tokens where each token was emitted.
 
   Attributes:
-    tokens: `i32[B, L, K]`, the likeliest first; stale where none was emitted.
+    tokens: `i32[B, L, K]`, most likely first; stale where none was emitted.
     log_probs: `f32[B, L, K]`, the target's own, as `DecodeState.log_probs`.
     wanted: `bool[B]`, rows to record; the host may change it.
   """
@@ -132,18 +132,18 @@ class DecodeState:
     origins: `i8[B, L]`, an `Origin` for each token.
     log_probs: `f32[B, L]`, the target's own log-probability (temperature 1, no
       truncation) of each emitted token, or None if not requested.
-    likeliest: the likeliest tokens at each, or None if not requested.
+    likeliest: the most likely tokens at each, or None if not requested.
     prompt_length: `i32[B]`.
-    length: `i32[B]`, committed tokens.
-    max_length: `i32[B]`, where the row must end.
-    max_depth: `i32[B]`, see `Context`; G at first, and the host may change it.
+    length: `i32[B]`, the number of committed tokens.
+    max_length: `i32[B]`, the length at which the row must end.
+    max_depth: `i32[B]`, see `Context`; initially G, and the host may change it.
     stop_reason: `i32[B]`, a `StopReason`.
     stop_tokens: `i32[n]`, token ids that end a row.
     ignores_stop: `bool[B]`, rows that ignore stop tokens.
     keys: `key[B]`, one stream per row.
     sampling: the warp.
     target_cache: holds all committed tokens but the newest.
-    drafter_state: the drafter's.
+    drafter_state: the drafter's state.
     counters: sums for reports.
     num_steps: `i32[]`, rounds so far.
   """
@@ -182,7 +182,7 @@ class Round:
     drafter_state: the drafter's state after it.
     output: the target's output at all F tokens.
     target_cache: the cache with all F tokens.
-    logits: `f32[B, N + 1, V]`, the target's own, of real tokens.
+    logits: `f32[B, N + 1, V]`, the target's own, for real tokens only.
     target_log_probs: `f32[B, N + 1, V]`, the warped target's distributions.
     broken: `bool[B, N + 1]`, where distributions were NaN.
     num_fed: tokens the target was actually fed: F unless the decoder has
@@ -209,7 +209,7 @@ class StepInfo:
     node_probs: from its `Verification`.
     node: `i32[B]`, the deepest accepted node, drawn from `node_probs`.
     tokens: `i32[B, G + 1]`, the emitted tokens, padded.
-    num_emitted: `i32[B]`, how many of them count.
+    num_emitted: `i32[B]`, how many of them were emitted.
     total_variation: from its `Verification`; if that has none, 0 for lossless
       rules and NaN for others.
   """

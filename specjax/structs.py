@@ -16,5 +16,5 @@ def struct(cls: _C) -> _C:
 
 
 def static(**options: Any) -> Any:
-  """A field that is no leaf of the pytree; options of `dataclasses.field`."""
+  """A field that is not a pytree leaf; takes options of `dataclasses.field`."""
   return dataclasses.field(metadata={"static": True}, **options)

@@ -194,7 +194,7 @@ def paths(length: int, num_paths: int) -> Tree:
 
 
 def delayed(length: int, num_paths: int, below: int) -> Tree:
-  """A path of `length` tokens, then `num_paths` of `below` from its end.
+  """A path of `length` tokens, then `num_paths` paths of `below` from its end.
 
   Delayed expansion (Thomas et al., 2026, arXiv 2602.16994).
   """
@@ -218,12 +218,12 @@ def bound(num_drafted: int, max_depth: int, max_children: int) -> Tree:
   """A tree for drafts whose parents are data, within these bounds.
 
   Args:
-    num_drafted: N, the most nodes.
+    num_drafted: N, the most drafted nodes.
     max_depth: G.
     max_children: C, the most children of a node.
 
   Raises:
-    ValueError: if no tree of N nodes has this depth and so many children.
+    ValueError: if no tree of N nodes has this depth and this many children.
   """
   if not (
     1 <= max_depth
@@ -249,8 +249,8 @@ def bound(num_drafted: int, max_depth: int, max_children: int) -> Tree:
 class Topology:
   """Shape of a round's drafts as arrays; F = N + 1 + E fed tokens.
 
-  B is the number of rows; arrays that all rows share have 1 instead, and are
-  NumPy constants.
+  B is the number of rows, or 1 for arrays that all rows share, which are NumPy
+  constants.
 
   Attributes:
     present: `bool[B, F]`; False for masked nodes.
@@ -292,10 +292,10 @@ def data_topology(
   """The topology of drafts whose parents are data.
 
   Args:
-    tree: the bounds if its form is `FREE`; all but the mask if `MASKED`.
+    tree: the bounds if its form is `FREE`; everything but the mask if `MASKED`.
     parents: `i32[B, F]`; -1 masks a node and all nodes below it. Nodes deeper
       than the bounds are masked too.
-    max_depth: `i32[B]`, a bound on each row's depth; None for the tree's alone.
+    max_depth: `i32[B]`, a bound on each row's depth; None for the tree's only.
 
   Returns:
     The `Topology`; depths, ancestors and paths of a `MASKED` tree are constant.
@@ -311,7 +311,7 @@ def data_topology(
     linked = present & (index > 0)
     above = (parents[..., None] == index) & linked[..., None]
     ancestors = jnp.eye(fed, dtype=bool) | above
-    for _ in range(math.ceil(math.log2(fed))):  # closes under "above"
+    for _ in range(math.ceil(math.log2(fed))):  # the transitive closure
       reached = ancestors.astype(jnp.float32)
       ancestors = jnp.matmul(reached, reached) > 0
     depth = jnp.sum(ancestors, axis=-1, dtype=jnp.int32) - 1

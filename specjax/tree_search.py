@@ -50,7 +50,7 @@ def expected_accepted(
   """Expected number of accepted drafted tokens per round.
 
   The sum over drafted nodes of the product of `acceptance[rank]`, `f[C]`, along
-  the node's path; raises as `best_tree`.
+  the node's path; raises like `best_tree`.
   """
   acceptance = _check_acceptance(acceptance)
   missing = max(tree.max_children - len(acceptance), 0)
@@ -111,7 +111,7 @@ class _Table:
   split: np.ndarray
 
   def tree(self, size: int, depth: int) -> Tree:
-    """The best tree of `size` nodes, the root among them, and that depth."""
+    """The best tree of `size` nodes, root included, of at most that depth."""
     parents, pending = [-1], [(size, depth)]
     for node, (left, levels) in enumerate(pending):  # grows as we go
       family = []

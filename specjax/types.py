@@ -1,8 +1,8 @@
-"""Core types: models, drafts, rules and drafters (draft heads: `heads`).
+"""Core types: models, drafts, rules and drafters (draft heads are in `heads`).
 
 Letters in shapes: B rows, T fed tokens, S cache slots, L token-buffer length,
 N drafted nodes of the tree (N + 1 with the root), G its depth, E lanes, F =
-N + 1 + E tokens fed to the target in a round, V vocabulary.
+N + 1 + E tokens fed to the target in a round, V vocabulary size.
 All distributions are float32 log-probabilities (float64 when x64 is enabled and
 the inputs are), with -inf for zero mass.
 """
@@ -37,8 +37,8 @@ class ModelOutput:
   """Output of a model for T fed tokens.
 
   Attributes:
-    logits: `f32[B, T, V]`, for the token after each; or `f32[B, W, V]`, only
-      those requested by `logits_at`.
+    logits: `f32[B, T, V]`, for the token after each fed one; or `f32[B, W, V]`,
+      only those requested by `logits_at`.
     features: `f[B, T, F]`, hidden states for a drafter, as chosen when the
       model is built, or None.
   """
@@ -82,14 +82,14 @@ class ApplyFn(Protocol):
       positions: `i32[B, T]`, by default `cache.length + arange(T)`.
       mask: `bool[T, M]`, static, or `bool[B, T, M]`, M >= T: which of the last
         M slots (ending with the T-th fed token) each fed token sees; all slots
-        before those are visible. None is a causal chain. `bool[B, T, M]` may
-        begin before slot 0; those columns are to be ignored.
-      logits_at: `i32[B, W]`, tokens whose logits to return; None for all.
-        Prompts are fed with W = 0, as their logits may be the largest array.
+        before those are visible. None means a causal chain. `bool[B, T, M]` may
+        begin before slot 0; columns there must be ignored.
+      logits_at: `i32[B, W]`, indices of tokens whose logits to return; None for
+        all. Prompts are fed with W = 0: their logits may be the largest array.
 
     Returns:
-      The output and the cache, its length raised by T. A token's logits depend
-      only on visible slots, even if an invisible one holds NaN
+      The output, and the cache with its length increased by T. A token's logits
+      depend only on visible slots, even if an invisible one holds NaN
       (`specjax.cache.contain`).
     """
 
@@ -102,15 +102,15 @@ class LanguageModel:
     vocab_size: V, the last axis of the logits.
     init_cache: `(batch, slots) -> Cache`.
     apply: see `ApplyFn`.
-    encode: `(params, inputs) -> context`, for encoder-decoders (texts are
+    encode: `(params, inputs) -> context`, for encoder-decoders (text inputs are
       `Inputs`): arrays with rows first, kept in `Cache.context`.
     max_positions: how many positions the model supports; None if unbounded.
-      Prompts and completions fit; drafted nodes may be fed beyond.
-    takes_rows: whether `apply` accesses keys and values only by `write_rows`
-      and `read_rows`. They may then be a few rows of a larger cache
-      (`specjax.cache.RowsView`), and prefill works in place.
+      Prompts and completions stay within them; drafted nodes may go beyond.
+    takes_rows: whether `apply` accesses keys and values only through
+      `write_rows` and `read_rows`. They may then be a few rows of a larger
+      cache (`specjax.cache.RowsView`), and prefill works in place.
     has_states: whether its cache holds recurrent states (`Cache.recurrent`),
-      which can roll back only over the last pass.
+      which can be rolled back only over the last pass.
   """
 
   vocab_size: int
@@ -142,7 +142,7 @@ class LanguageModel:
 
 @struct
 class Params:
-  """Parameters of target and draft, the first argument of jitted functions.
+  """Parameters of target and draft: the first argument of jitted functions.
 
   Attributes:
     target: the target model's parameters.
@@ -164,9 +164,9 @@ class Penalties:
 
   Attributes:
     presence: `f32[B]`, subtracted from the logits of emitted tokens.
-    frequency: `f32[B]`, subtracted once for each time they were emitted.
+    frequency: `f32[B]`, subtracted once for each time a token was emitted.
     repetition: `f32[B]`, above 0; divides positive logits of tokens that occur
-      in prompt or completion, and multiplies negative ones.
+      in the prompt or completion, and multiplies negative ones.
     bias_tokens, bias: `i32[B, K]`, `f32[B, K]`, added to those tokens' logits.
     min_tokens: `i32[B]`, tokens to emit before a stop token is allowed.
     stop_tokens: `i32[B, S]`, this row's own stop ids, besides the shared ones.
@@ -206,15 +206,15 @@ class Draft:
   """A proposed token tree and the distributions it was sampled from.
 
   Attributes:
-    tree: the static part of its form.
+    tree: the static part of its shape.
     siblings: how the children of a node were drawn (static).
     tokens: `i32[B, F]`; node 0 is the last committed token, nodes 1..N are
       drafted, the E lanes come last.
     log_probs: `f32[B, N + 1, V]`; row n is the distribution that token n itself
       was drawn from, given the tokens drawn before it. Entry 0 and those of
       masked nodes are ignored. A NaN ends its batch row with NAN_LOGITS
-      (drafters draw from `specjax.distributions.replace_nans`). None: every
-      token is a function of what was known before the round.
+      (drafters draw from `specjax.distributions.replace_nans`). None means that
+      every token is a function of what was known before the round.
     parents: `i32[B, F]`, the index of each token's parent, smaller than its
       own; -1 for the root and for masked nodes. None exactly if the tree's
       form is `FIXED`.
@@ -235,7 +235,7 @@ class Draft:
 
     Args:
       max_depth: `i32[B]`; deeper nodes count as masked, unless the form is
-        `FIXED`: such a tree is always drafted whole.
+        `FIXED`: such a tree is always drafted in full.
     """
     if self.parents is None:
       return fixed_topology(self.tree)
@@ -259,14 +259,14 @@ class Draft:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verification:
-  """A rule's result for a draft: distributions. The loop draws from them.
+  """A rule's result for a draft: distributions that the loop draws from.
 
   Attributes:
     node_probs: `f32[B, N + 1]`, the probability that node n is the deepest
       accepted node; rows sum to 1.
     next_log_probs: `i32[B] -> f32[B, V]`, the distribution of the token after
-      node n, given that node n is the deepest accepted one. At probability 0 it
-      may be anything but NaN.
+      node n, given that node n is the deepest accepted one. Where that has
+      probability 0 it may be anything but NaN.
     total_variation: `f32[B, N + 1]`, the exact total variation between the
       target's distribution and that of the token after node n (over drafts and
       random draws), given that the walk reached n. None if the rule is lossless
@@ -284,7 +284,7 @@ class VerifyFn(Protocol):
   def __call__(
     self, draft: Draft, topology: Topology, target_log_probs: Array
   ) -> Verification:
-    """Verifies a draft, deterministically.
+    """Verifies a draft deterministically.
 
     Args:
       draft: tokens, and the distributions they were drawn from.
@@ -302,7 +302,7 @@ class Rule:
   """A verification rule.
 
   Attributes:
-    name: as `specjax.rules.get` was given it, with its parameters.
+    name: as given to `specjax.rules.get`, with its parameters.
     verify: see `VerifyFn`.
     lossless: whether the output distribution is exactly the warped target's.
     check: `(tree, siblings) -> None`; raises ValueError for trees or siblings
@@ -334,10 +334,10 @@ def pick_nodes(
 
 @struct
 class Context:
-  """What a drafter may use to propose.
+  """What a drafter may use to propose a draft.
 
   Attributes:
-    tokens: `i32[B, L]`, committed tokens, prompt included; stale from `length`.
+    tokens: `i32[B, L]`, prompt and completion so far; stale from `length` on.
     length: `i32[B]`, at least 1.
     max_depth: `i32[B]`, how deep each row may draft, in 0..G; 0 for rows that
       are done. Deeper nodes are masked unless the tree is `FIXED`; a drafter
@@ -367,7 +367,7 @@ class Context:
     return jnp.take_along_axis(self.tokens, newest, axis=1)
 
   def draw(self, nodes: ArrayLike | Sequence[int], log_probs: Array) -> Array:
-    """Draws tokens; `specjax.exact` can enumerate drafts drawn only this way.
+    """Draws tokens; drafts drawn only here can be enumerated (`specjax.exact`).
 
     Args:
       nodes: indices of drafted nodes, n of them.
@@ -388,21 +388,21 @@ class Context:
 class Commit:
   """Tokens fed in prefill or a round, and which of them were committed.
 
-  A prompt's tokens are, except the newest. The newest committed token never
-  counts as fed: it is fed again as the next round's root.
+  Of a prompt these are all tokens but the newest: the newest committed token
+  never counts as fed, since it is fed again as the next round's root.
 
   Attributes:
     tokens: `i32[B, T]`, the fed tokens: the prompt, or the draft's F tokens.
     start: `i32[B]`, the slot of the first of them.
-    path: `i32[B, W]`, indices of the committed ones, in order; beyond `count`
-      any valid index.
-    length: `i32[B]`, committed tokens now.
+    path: `i32[B, W]`, indices of the committed ones, in order; entries from
+      `count` on are any valid indices.
+    length: `i32[B]`, the number of committed tokens now.
     target_output: the target's output at all T tokens; for prompts, logits may
       be missing.
     num_refed: `i32[B]`, how many committed tokens were fed again because a text
       was extended, for drafts whose caches lack the last of them.
     newest: `i32[B]`, the newest committed token.
-    target_log_probs: `f32[B, N + 1, V]`, the warped target's distributions of a
+    target_log_probs: `f32[B, N + 1, V]`, the warped target's distributions in a
       round; None for a prompt.
   """
 
@@ -421,7 +421,7 @@ class Commit:
     return self.length - 1 - self.start
 
   def next_tokens(self) -> Array:
-    """`i32[B, W]`, the token after each committed one; last, the newest."""
+    """`i32[B, W]`, the token after each committed one, ending in the newest."""
     along = jnp.take_along_axis(self.tokens, self.path, axis=1)
     last = jnp.maximum(self.count - 1, 0)[:, None]
     return jnp.where(
@@ -446,7 +446,7 @@ class Commit:
     return features
 
   def newest_features(self, previous: Array) -> Array:
-    """Features of the newest fed and committed token, else `previous`."""
+    """Features of the newest token both fed and committed, else `previous`."""
     features = self.features(previous.shape[-1])
     last = jnp.maximum(self.count - 1, 0)[:, None]
     node = jnp.take_along_axis(self.path, last, axis=1)[..., None]
@@ -487,16 +487,16 @@ class Drafter:
     reads_text: whether each pass also recomputes the row's whole text.
     max_positions: positions the draft supports; None if unbounded.
     num_refed: how many tokens to feed again when a row is extended
-      (`Decoder.extend`), 2 G + 2 at most: the newest, which was not fed, and
+      (`Decoder.extend`), at most 2 G + 2: the newest, which was not fed, and
       those before it that the drafter's state may lack.
     accepts_foreign_drafts: whether its state depends only on the committed
       tokens of a round, so that another draft, or none, may be verified instead
       of its own (`specjax.drafters.repeats`, `specjax.adaptive.ladder`).
     catches_up: whether `propose` first feeds the tokens that its state lacks,
-      as after rounds in which it did not draft.
+      for example after rounds in which it did not draft.
     row_axes: `state -> pytree of int | None`: the row axis of each array of the
       state. None for an array shared by all rows: a round's additions to it are
-      summed over devices. By default the state is made of `Cache`s.
+      summed over devices. The default is for states made of `Cache`s.
     has_states: whether its caches hold recurrent states, as in `LanguageModel`.
   """
 

@@ -2,7 +2,7 @@
 
 Draft and target go through the same function, in float32, in the usual order:
 temperature, top-k, top-p, min-p. A lossless rule reproduces the warped target's
-distribution. Penalties come before (`specjax.penalties`), for the target alone.
+distribution. Penalties come first (`specjax.penalties`), for the target alone.
 """
 
 import dataclasses
@@ -31,14 +31,14 @@ def make_sampling(
   Args:
     batch: B.
     temperature: at least 0; 0 is greedy.
-    top_k: at least 0; 0 keeps all tokens. None does so statically: going from
-      None to a number compiles another program, between numbers does not.
+    top_k: at least 0; 0 keeps all tokens. None does so statically: changing
+      None to a number compiles another program, changing the number does not.
     top_p: in (0, 1], or None for 1.
     min_p: in [0, 1], or None for 0.
     **penalties: those of `specjax.penalties.make`: `presence_penalty`,
       `frequency_penalty`, `repetition_penalty` and `min_tokens`;
       `logit_bias`, biases by token, or a mapping for each row;
-      `stop_token_ids`, or those of each row. Going from none of them to any
+      `stop_token_ids`, or those of each row. Going from none of these to any
       compiles another program too.
 
   Raises:
@@ -67,7 +67,7 @@ def make_sampling(
 
 
 def match_state(row: Sampling | None, state: Sampling) -> Sampling:
-  """One row's sampling with the fields that a running state's has.
+  """One row's sampling, with the same fields as a running state's.
 
   A `row` of None is temperature 1 without truncation.
 
@@ -91,13 +91,13 @@ def match_state(row: Sampling | None, state: Sampling) -> Sampling:
   return dataclasses.replace(row, **padded, penalties=penalties)
 
 
-# Smaller temperatures above 0 would divide logits to infinity. Here as at 0 the
-# distribution is a point mass, unless logits differ by less than this.
+# Lower temperatures above 0 would scale logits to infinity. At this one, as at
+# 0, the distribution is a point mass unless logits differ by less than this.
 _COLDEST = 1e-30
 
 
 def of_running(sampling: Sampling, done: Array) -> Sampling:
-  """The sampling without truncations of finished rows, which take a sort."""
+  """The sampling without finished rows' truncations, which need a sort."""
   top_k, top_p = sampling.top_k, sampling.top_p
   return dataclasses.replace(
     sampling,
@@ -109,8 +109,8 @@ def of_running(sampling: Sampling, done: Array) -> Sampling:
 def warp(logits: Array, sampling: Sampling) -> Array:
   """Turns logits into log-probabilities.
 
-  - temperature t > 0 divides the logits; 0 makes a point mass on the first
-    largest logit.
+  - temperature t > 0 divides the logits; 0 gives a point mass on the largest
+    logit, the first of equals.
   - top-k keeps the k largest logits, and ties with the k-th.
   - top-p keeps a token if the tokens strictly more probable than it have mass
     below p (under the distribution left by top-k); ties are kept or dropped
@@ -130,8 +130,8 @@ def warp(logits: Array, sampling: Sampling) -> Array:
   per_row = lambda x: x[expand]
   temperature = per_row(sampling.temperature).astype(logits.dtype)
   greedy = temperature == 0
-  # Differences to the largest logit are exact near it. Dividing first would
-  # round each of two numbers near 1e4, and the sum might not be one.
+  # Differences from the largest logit are exact near it. Dividing first would
+  # round each of two numbers near 1e4, and probabilities might not sum to one.
   scaled = logits - jnp.max(logits, axis=-1, keepdims=True)
   scaled /= jnp.where(greedy, 1, jnp.maximum(temperature, _COLDEST))
   if sampling.top_k is not None or sampling.top_p is not None:

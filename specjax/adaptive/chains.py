@@ -106,7 +106,7 @@ def drafter(
 
   Args:
     begin: `(params, own state, target's cache, context) -> Passes`.
-    inner: the drafter of the whole chain; all but its `propose` is kept.
+    inner: the drafter of whole chains; its `propose` is replaced.
     policy: decides whether a row continues.
     vocab_size: V, the number of real tokens.
   """

@@ -3,7 +3,7 @@
 A draft's confidence is not its acceptance probability: a uniform distribution
 is always accepted if the target's is uniform too. So the largest probability of
 the draft's distribution (at temperature 1) is binned, and each bin keeps the
-mean of `min(1, q / p)`, of tokens drawn from such distributions and of the
+mean of `min(1, q / p)`, both of tokens drawn from such distributions and of the
 tokens after them. A token's weight is the acceptance of those before it, so
 tokens after a probable rejection count for little. Estimates belong to one row,
 so rows stay independent; old rounds fade, so a row that has stopped drafting
@@ -112,7 +112,7 @@ class Estimates:
 
   @property
   def rate(self) -> Array:
-    """`f32[B]`, tokens per unit of time; at first 1, as plain decoding."""
+    """`f32[B]`, tokens per unit of time; initially 1, as for plain decoding."""
     return (self.tokens + _WEIGHT) / (self.seconds + _WEIGHT)
 
 

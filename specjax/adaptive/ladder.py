@@ -2,8 +2,8 @@
 
 A depth policy (`specjax.adaptive.policies`) saves draft passes, but the
 target's pass keeps the width of the tree. So the ladder compiles chains of a
-few lengths on one state. Between calls of the loop the host picks one by
-acceptance in finished rounds and measured seconds per round.
+few lengths on one state. Between calls of the loop the host picks one, based on
+acceptance in finished rounds and on measured seconds per round.
 
 A length chosen from finished rounds does not depend on future tokens, so
 decoding stays lossless. But it depends on clocks and on the other rows of the
@@ -41,7 +41,7 @@ _FIRST_WEIGHT = 100.0  # rounds that a first timing counts for
 _EXPLORATION = 0.6  # of the upper confidence bound
 _DECAY = 0.9997  # factor per round on the weight of older timings
 _DRIFT_ROUNDS = 64.0  # rounds in which the machine's speed may change
-_MAX_DEVIATION = math.log(1.5)  # of a timing, more is cut
+_MAX_DEVIATION = math.log(1.5)  # of a timing; more is clipped
 _ROUNDS, _REPETITIONS = 16, 4  # rounds and repetitions of the first timings
 
 
@@ -67,11 +67,12 @@ class Ladder:
   Attributes:
     decoders: by increasing length; they share one state.
     interval: the fewest rounds between choices: calls from the host start cold.
-    patience: after so many choices of no draft, one is tried for interval / 4.
+    patience: after this many choices not to draft, a draft is tried, for
+      interval / 4 rounds.
     reached, accepted: `f64[G]`, rounds that drafted a token at the position
       with all before it accepted, and those that accepted it; old rounds fade.
     occupancy: `f64[2]`, mean share of a batch's rows still running, without and
-      with drafts: rows of high acceptance end earlier and leave the batch
+      with drafts: rows with high acceptance end earlier and leave the batch
       partly empty.
   """
 
@@ -237,7 +238,7 @@ class LadderLoop:
   def __call__(
     self, params: Params, state: DecodeState, num_rounds: Any, *, ladder: Ladder
   ) -> DecodeState:
-    """As `Decoder.steps`; the ladder of the same lengths learns from it."""
+    """Like `Decoder.steps`; the ladder of the same lengths learns from it."""
     rest, (before, first, running) = int(num_rounds), _counted(state)
     if not first:
       self._left, self._at_work, self._made = 0, 0, set()
@@ -357,7 +358,7 @@ def measured(
     loops: compiled loops, by length.
     params: parameters of both models.
     state: has room for the tokens of a few rounds; copied for each timing.
-    copy: copies it, in the memory layout that the loops want.
+    copy: copies it, in the memory layout that the loops expect.
   """
   first = int(state.num_steps)
   timings: list[dict[int, float]] = []

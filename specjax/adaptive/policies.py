@@ -63,7 +63,7 @@ def _certain(memory: Any, token: Token) -> Array:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Policy:
-  """Decides whether a row drafts another token: if its gain is above its price.
+  """Decides whether a row drafts another token: if its gain exceeds its price.
 
   Attributes:
     name: as in `get`, with its parameters.
@@ -104,8 +104,8 @@ def fixed(depth: int = 6) -> Policy:
 def confidence(*, threshold: float = 0.4) -> Policy:
   """Stops after a token whose probability is at most the threshold.
 
-  That token is kept. As `assistant_confidence_threshold` of Hugging Face, with
-  its default.
+  That token is kept. This is Hugging Face's `assistant_confidence_threshold`,
+  with its default.
   """
   _check_share("threshold", threshold)
   return Policy(
@@ -145,7 +145,7 @@ def exits(
     m <- keep_matched m + (1 - keep_matched) share
     h <- keep_threshold h + (1 - keep_threshold) t,
 
-  where t is h + step if m < acceptance, else h if the chain was drafted whole,
+  where t is h + step if m < acceptance, else h if the whole chain was drafted,
   else h - step; h stays in [0, 1]. The paper has one threshold for all prompts;
   here each prompt starts with a new one.
 
@@ -190,7 +190,7 @@ def exits(
 
 
 def survival(*, threshold: float = 0.25) -> Policy:
-  """Drafts on while the next token's survival is above the threshold."""
+  """Keeps drafting while the next token's survival is above the threshold."""
   _check_share("threshold", threshold)
   return _estimating(
     f"survival(threshold={threshold:g})", _next_survival, _constant(threshold)
@@ -198,7 +198,7 @@ def survival(*, threshold: float = 0.25) -> Policy:
 
 
 def optimal(*, cost: float = 0.1, rows: int = 1) -> Policy:
-  """Drafts on while the next token gains more than its pass costs.
+  """Keeps drafting while the next token gains more than its pass costs.
 
   `survival` with the threshold `rate * cost`, optimal in the monotone case
   (`specjax.theory.stopping.myopic`). The rate is the row's own, measured over

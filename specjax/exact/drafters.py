@@ -61,7 +61,7 @@ def check_drafter(
   """Checks a drafter in a state after some rounds with a target.
 
   - Its laws sum to one, and are those that its tokens are drawn from: exactly,
-    if it draws by `Context.draw` alone and V ** N is affordable, else by a
+    if it draws only by `Context.draw` and V ** N is affordable, else by a
     chi-squared test (level 1e-6) of every node.
   - If siblings are independent, nodes with equal paths have children of equal
     laws and masks, since rules merge them.
@@ -72,7 +72,7 @@ def check_drafter(
     drawn (deterministic drafts may decide them by anything).
   - A row's draft depends on that row alone, and on nothing stale: neither on
     tokens from `length` on nor on the target's slots from `length - 1` on.
-  - Its state's row axes are as it declares.
+  - Its state's row axes are those that it declares.
 
   Args:
     drafter: the drafter.

@@ -105,7 +105,7 @@ def block_law(
   most = vocab if siblings.max_children is None else siblings.max_children
   if not siblings.independent and tree.max_children > min(most, vocab):
     raise ValueError(
-      f"siblings {siblings.name!r} are at most {min(most, vocab)} a node for "
+      f"siblings {siblings.name!r} are at most {min(most, vocab)} per node for "
       f"{vocab} tokens, got a tree with {tree.max_children}"
     )
   drafts = np.array(
@@ -172,9 +172,6 @@ def block_law_of(
     next_laws: `f64[N + 1, R, V]`, the law of the token after each node.
     distance: `f64[R, N + 1]`, as the rule reports it, or None.
     target: entry g is the target's law after g tokens, `f64[V, .., V]`.
-
-  Returns:
-    The `BlockLaw`.
   """
   vocab, deepest = next_laws.shape[-1], len(target) - 1
   tokens, form = np.asarray(draft.tokens), draft.topology()

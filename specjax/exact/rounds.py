@@ -54,7 +54,7 @@ def drafts(
   """Every draft that may be drawn in a round.
 
   Args:
-    decoder: of a small vocabulary: V ** N drafts must be affordable.
+    decoder: with a small vocabulary: V ** N drafts must be affordable.
     params: parameters of both models.
     state: of one row.
     propose: `(params, rows, draws) -> (Draft, outputs)`, for R equal rows of

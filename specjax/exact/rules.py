@@ -1,4 +1,4 @@
-"""Checks that a rule is lossless if it claims so, else reports its distance.
+"""Checks that a rule is lossless if it claims to be, or reports its distance.
 
 A rule that claims to be lossless is summed over every draft of small trees, for
 models that depend on the whole text and for hard cases: zeros, disjoint

@@ -1,8 +1,8 @@
 """Verification rules: which drafted tokens to accept, and what comes next.
 
 Each rule is one file; `get` finds it by name, and the common tests run it over
-every tree and siblings that its `check` allows. Rules that decide one node at a
-time are a single function without a batch (`nodewise`).
+every tree and siblings that its `check` allows. A rule that decides one node at
+a time is a single function without a batch axis (`nodewise`).
 """
 
 import functools
@@ -63,11 +63,11 @@ def get(name: str) -> Rule:
       `"typical(epsilon=0.1)"`. Your own is `"package.module.RULE"`.
 
   Returns:
-    The rule, one object per text; its `name` is the canonical text.
+    The rule, the same object for the same text; its `name` is the canonical
+    text.
 
   Raises:
-    ValueError: for an unknown rule, listing the known ones; for parameters that
-      are unknown or out of range; for a module that is missing or has no such
-      rule.
+    ValueError: for an unknown rule, listing the known ones; for unknown or
+      out-of-range parameters; for a module that is missing or lacks the rule.
   """
   return GRAMMAR.make(name)

@@ -41,7 +41,7 @@ def verify_path(path: Path, target_log_probs: Array) -> Verification:
   as after the whole path, and w is 0 beyond.
 
   Args:
-    path: L drafted tokens a row.
+    path: L drafted tokens per row.
     target_log_probs: `f32[B, L + 1, V]`.
 
   Returns:

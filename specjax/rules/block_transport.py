@@ -3,9 +3,9 @@
 Every path gets a score, uniform whatever the distributions are; the path with
 the largest is selected and verified as a block (`block`). The distribution mu_s
 of the largest score below s is computed along the path: with C children at s, a
-child's score follows nu, where the largest of C draws of nu follows mu_s, and
+child's score follows nu, where the largest of C draws from nu follows mu_s, and
 the tokens split nu, `sum_x p(x | s) mu_sx = nu`. A token of high q / p gets
-high scores only as far as its acceptance needs them, which leaves selection to
+high scores only as far as its acceptance requires, which leaves selection to
 the levels below (`score_transport`).
 
 The scores of other paths then do not depend on their tokens, so the
@@ -256,7 +256,7 @@ def _selected(tree: Tree, scores: tuple[Array, ...]) -> Array:
 
 
 def _beats_others(cdfs: Array) -> Array:
-  """The probability that no other sibling's score is above one in each bin.
+  """The probability that no sibling's score is above a child's in each bin.
 
   With F, `f32[B, n, C, bins + 1]`, the siblings' score distributions, it is
   `int_0^1 prod_{others} (F + u f) du`, `f32[B, n, C, bins]`.

@@ -1,15 +1,15 @@
 """Lossy rules for one path that accept by rank in the target's distribution.
 
-SpecDec (Xia et al., Findings of EMNLP 2023) accepts a token among the target's
-beta likeliest and close enough to the first (`top_beta`); blockwise parallel
-decoding (Stern et al., 2018, section 5) one among the k likeliest, and the
-first tokens of a block unconditionally (`blockwise`).
+SpecDec (Xia et al., Findings of EMNLP 2023) accepts a token that is among the
+target's beta most likely and close enough to the first (`top_beta`); blockwise
+parallel decoding (Stern et al., 2018, section 5), one among the k most likely,
+and the first tokens of a block unconditionally (`blockwise`).
 
 The target's distribution q alone decides b(x), whether a token x is accepted,
 and P, the distribution of the token where the path ends. Let p be the
 distribution that the drafted token was drawn from (a point mass if it is
 deterministic) and `Z = sum (1 - b) p`. Then a token's distribution is `b p + Z
-P`, and P after the last node. Its exact distance from q is reported
+P`, or P after the last node. Its exact distance from q is reported
 (`Verification.total_variation`).
 
 Ties in rank go to the first token, as in greedy decoding.
@@ -72,8 +72,8 @@ def top_beta(beta: int = 3, tau: float = 1.0) -> Rule:
 
   Accepts one of the target's beta most probable tokens if it is at most tau
   nats less probable than the first. The path is followed by the target's most
-  probable token. This approximates *greedy* decoding (equals it if `beta=1`),
-  so run it at temperature 1, where distributions rank the tokens.
+  probable token. This approximates *greedy* decoding (and equals it if
+  `beta=1`), so run it at temperature 1, where distributions rank the tokens.
 
   Args:
     beta: at least 1.

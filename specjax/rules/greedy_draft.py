@@ -3,7 +3,7 @@
 The first k - 1 candidates T are the most probable tokens; the last, X, is drawn
 from d = norm(p without T). X is accepted with probability `min(1, q(X) /
 d(X))`; otherwise y is drawn from `norm([q - d]_+)` over the whole vocabulary,
-and counts as accepted if it is in T. Accepts with probability `q(T) +
+and counts as accepted if it is in T. The rule accepts with probability `q(T) +
 sum_{x not in T} min(q, d)`, the optimum for this draft distribution.
 """
 

@@ -15,9 +15,9 @@ any draft gives the same text from the same seed. P(Y in X) is at least
 
   sum_j K / sum_i (max(q_i / q_j, p_i / p_j) + (K - 1) q_i / q_j).
 
-The noise belongs to positions of the text, so the next round sees that of
+The noise belongs to positions of the text, so the next round sees the noise of
 positions beyond t again. That is exact, because whether a round ends at t
-depends on noise up to t only.
+depends only on noise up to t.
 
 Given the noise the rule is a point mass, so node probabilities are 0 and 1.
 Losslessness holds over the noise, and is tested by sampling.
@@ -57,7 +57,7 @@ def verify(
       jnp.where(alive[:, k, None], draft.noise[:, k, depth], -jnp.inf)
       for k in range(alive.shape[1])
     ]
-    most = functools.reduce(jnp.maximum, noise)  # fuses, as `max(axis=1)` not
+    most = functools.reduce(jnp.maximum, noise)  # fuses, unlike `max(axis=1)`
     winner = random.race(most, take_node(target_log_probs, node))
     next_token = jnp.where(ended, next_token, winner)
     if depth == tree.max_depth:

@@ -7,8 +7,8 @@ on what the steps before left:
   1. pair (x, a) accepts x,   2. pair (a, x) accepts x,
   3. pair (a, x), if still unaccepted, accepts a,   4. pair (x, a) accepts a,
 
-and the rest is the residual. Accepts as much as greedy drafts with k = 2, the
-optimum for this draft distribution.
+and the rest is the residual. It accepts as much as greedy drafts with k = 2,
+the optimum for this draft distribution.
 """
 
 import jax.numpy as jnp
@@ -28,8 +28,8 @@ def decide(target_log_probs, draft_log_probs, tokens, valid):
   vocab = jnp.arange(len(draft_log_probs))
   first = jnp.exp(draft_log_probs)  # of pairs (x, a), and of (a, .) at a
   after_hub = HUB.child(draft_log_probs, hub[None], 2)
-  # The very distribution x was drawn from: recomputed from p it may be rounded
-  # differently.
+  # The very distribution that x was drawn from: recomputed from p, it may be
+  # rounded differently.
   after_hub = jnp.where(tokens[0] == hub, drawn_from, after_hub)
   second = first[hub] * jnp.exp(after_hub)  # of pairs (a, x)
   first = jnp.where(vocab == hub, 0, first)

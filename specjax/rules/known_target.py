@@ -15,10 +15,11 @@ for every x. That is the Pareto front of Yin et al. (NeurIPS 2024, Theorem 5).
 q are on it; `cascade_token` and `contrastive` need not be.
 
 Each rule below is given by its distribution `pi(q, p, parameters)`, as
-unnormalized probabilities `f[..., V]`; `base`, of `BASES`, is the lossless rule
-that verifies against it. The distance reported at a node is TV(pi, q). p is the
-draft distribution of a node's first child; where nothing is drafted, the token
-follows q. Distributions are warped: at temperature 0 they are point masses.
+unnormalized probabilities `f[..., V]`; `base`, one of `BASES`, is the lossless
+rule that verifies against it. The distance reported at a node is TV(pi, q). p
+is the draft distribution of a node's first child; where nothing is drafted, the
+token follows q. Distributions are warped: at temperature 0 they are point
+masses.
 """
 
 import dataclasses
@@ -173,7 +174,7 @@ def ensemble(target: Array, draft: Array, weight: float = 0.9):
 
 @_rule(lenience=_POSITIVE)
 def lenient(target: Array, draft: Array, lenience: float = 0.5):
-  """`pi = min(p, q / l) + Z norm([q - p]_+)`, Z making up the sum of 1.
+  """`pi = min(p, q / l) + Z norm([q - p]_+)`, where Z makes it sum to 1.
 
   Lenience of Leviathan et al. (2023, A.5) and DistillSpec (Zhou et al., ICLR
   2024), which accept with `min(1, q / (l p))`: no token gets more than q / l.
@@ -281,7 +282,7 @@ def contrastive(
   """`pi ~ q (q / p)^b` over the tokens with `q >= a max q`.
 
   Speculative contrastive decoding (Yuan et al., ACL 2024, arXiv 2311.08981):
-  contrasts the target with the draft, for better texts. In logits z it is the
+  contrasts the target with the draft, for better text. In logits z it is the
   softmax of `(1 + b) z_q - b z_p`. A token that the draft cannot draw keeps q.
 
   Args:

@@ -5,7 +5,7 @@ probability `c(x) = min(1, q(x) / (r p(x)))`. With `b(r) = sum min(p, q / r)`,
 one of k is accepted with probability `1 - (1 - b)^k`, a token x with `min(p, q
 / r) (1 - (1 - b)^k) / b`, and the residual is q minus that. It has no negative
 entry iff `1 - (1 - b)^k <= r b`. The smallest such r, found between 1 and k,
-accepts most: at least `1 - (1 - 1/k)^k` of the optimum. It is solved for every
+accepts most: at least `1 - (1 - 1/k)^k` of the optimum. It is computed for each
 node and number of surviving paths.
 """
 
@@ -75,8 +75,8 @@ def solve(target: Array, draft: Array, count: Array, *, most: int) -> Array:
 
   Valid means `f(r) = r - (1 - (1 - b)^k) / b >= 0`. Newton steps inside a
   bracket start from its geometric mean and aim a few roundings above the root.
-  The upper end of the bracket, which is valid, is returned: a scale too large
-  by rounding costs acceptance, one too small would be biased.
+  The upper end of the bracket, which is valid, is returned: a scale that is too
+  large by rounding costs acceptance, one that is too small would be biased.
 
   Args:
     target, draft: `f32[V]`, probabilities.

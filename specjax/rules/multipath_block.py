@@ -50,7 +50,7 @@ def verify(
     drafted = take_node(given, level.start + best)
     key = _order_keys(log_ratio(target, drafted))
     tokens = draft.tokens[:, level.start : level.stop]  # [B, K]
-    # The token of largest key among the surviving paths.
+    # The token with the largest key among the surviving paths.
     keys = jnp.where(alive, jnp.take_along_axis(key, tokens, axis=1), 0)
     token = jnp.take_along_axis(
       tokens, jnp.argmax(keys + alive, axis=1, keepdims=True), axis=1

@@ -1,16 +1,16 @@
 """Rules that decide node by node, from the distributions at a node alone.
 
-Most multi-draft rules do so. Such a rule is a function of one node, without a
-batch: from the two distributions and the drafted candidates it computes the
-probability of accepting each candidate, and the next token's distribution if
-none is accepted. `verify_nodes` walks the tree with it:
+Most multi-draft rules do. Such a rule is a function of one node, without a
+batch axis: from the two distributions and the drafted candidates it computes
+the probability of accepting each candidate, and the next token's distribution
+if none is accepted. `verify_nodes` walks the tree with it:
 
   P(the walk reaches child x of n) = P(it reaches n) P(x is accepted at n).
 
 Independent siblings may carry equal tokens. Their paths are one hypothesis,
 whose children are all i.i.d. draws from one distribution: the walk merges them,
 as SpecTr's loop over surviving paths does (Sun et al., NeurIPS 2023). Nodes
-with one candidate are decided together, in arrays, the others one by one.
+with one candidate are decided together, as arrays, and the others one by one.
 """
 
 import dataclasses
@@ -74,9 +74,6 @@ class DecideFn(Protocol):
       tokens: `i32[C]`, the candidates, in the order they were drawn.
       valid: `bool[C]`, False for masked ones, which come last unless siblings
         are independent. If none is valid, anything but NaN may be returned.
-
-    Returns:
-      The `Decision`.
     """
 
 
@@ -102,7 +99,7 @@ def verify_nodes(
     merge: whether to merge equal paths of independent siblings; if not, and in
       `FREE` trees, the walk stays below the very sibling it accepted.
     needs_draft: whether `decide` uses the draft's distributions; if not, it
-      gets ones without any mass, `f32[1, V]`.
+      gets distributions without any mass, `f32[1, V]`.
 
   Returns:
     A `specjax.types.VerifyFn`.
@@ -221,7 +218,7 @@ def _verify_per_node(walk: _Walk) -> Verification:
   most = filled.shape[-1]
   valid = jnp.broadcast_to(filled, (batch, nodes, most))
   slots = jnp.broadcast_to(table, valid.shape)
-  if tree.form is Form.FREE:  # parents are data: one node after the other
+  if tree.form is Form.FREE:  # parents are data: one node at a time
 
     def one(node):
       where = jnp.full((batch, 1), node)
@@ -234,7 +231,7 @@ def _verify_per_node(walk: _Walk) -> Verification:
     accept, distance = jax.tree.map(
       lambda x: jnp.moveaxis(x, 0, 1), jax.lax.map(one, jnp.arange(nodes))
     )
-  else:  # all nodes with equally many children together
+  else:  # all nodes with the same number of children together
     zeros = jnp.zeros(valid.shape, walk.target.dtype)
     accept, distance = zeros, None
     counts = np.array([len(children) for children in tree.children])

@@ -72,10 +72,7 @@ def histogram(
   Args:
     target_log_probs, draft_log_probs: `f32[V]`.
     num_classes: G, at least 4.
-    high: upper end of the equally wide classes, in nats.
-
-  Returns:
-    The `RatioClasses`.
+    high: the upper end of the equally wide classes, in nats.
   """
   ratio = log_ratio(target_log_probs, draft_log_probs)
   inner = num_classes - 3
@@ -92,7 +89,7 @@ def _sum_by(ids: Array, masses: Array, num_classes: int) -> Array:
   """Sums of masses by class, `i32[V], f32[V, n] -> f32[G, n]`.
 
   Large vocabularies are summed in up to 32 interleaved parts: a sequential
-  float32 sum of a hundred thousand equal terms is off by some 1e-4.
+  float32 sum of a hundred thousand equal terms is off by about 1e-4.
   """
   parts = min(max(len(ids) // 2048, 1), 32)
   pad = -len(ids) % parts
@@ -105,7 +102,7 @@ def _sum_by(ids: Array, masses: Array, num_classes: int) -> Array:
 
 
 def quantiles(fine: RatioClasses, *, num_classes: int) -> RatioClasses:
-  """Joins the classes of a histogram into ones of about equal weight.
+  """Joins the classes of a histogram into classes of about equal weight.
 
   A class's weight is four parts its mass, half under p and half under q, and
   one part its width.
@@ -113,9 +110,6 @@ def quantiles(fine: RatioClasses, *, num_classes: int) -> RatioClasses:
   Args:
     fine: from `histogram`, with F classes.
     num_classes: G; the last holds the tokens that are never drafted.
-
-  Returns:
-    The `RatioClasses`.
   """
   num_fine = len(fine.draft)
   weight = 0.4 * (fine.draft + fine.target) + 0.2 / num_fine

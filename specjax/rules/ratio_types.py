@@ -8,9 +8,9 @@ with probability
 
 of type z', else of type z. The types have exactly these ratios, and together
 the token's p and q. A decision by type is then linear in the ratio between
-knots. If exact at the knots, it is off by the square of their distance, not by
-the distance as with classes of tokens. So a few knots suffice, without sort or
-scatter. Below the first knot and above the last a token is of one type.
+knots. If it is exact at the knots, its error is quadratic in their distance,
+not linear as with classes of tokens. So a few knots suffice, without a sort or
+scatter. Below the first knot and above the last, a token is of one type.
 """
 
 from collections.abc import Iterator
@@ -92,7 +92,7 @@ def _beyond(
 ) -> tuple[Array, Array]:
   """Sums over large V of `[q - z p]_+` at C knots, `f32[..., C]`, and of p.
 
-  The mass of a type and all above it is their difference over the knots'.
+  The mass of a type and all above it is their difference over that of knots.
   """
   pad = [(0, 0)] * (target_log_probs.ndim - 1)
   pad += [(0, -target_log_probs.shape[-1] % _PARTS)]
@@ -120,7 +120,7 @@ def _beyond(
 def _reached(target: Array, draft: Array, knots: Array) -> Iterator[Array]:
   """The part of each token's p in the m-th type or a higher one.
 
-  Yields `f32[..., V]` for m = 1, .., C - 1, in [0, p] and falling with m.
+  Yields `f32[..., V]` for m = 1, .., C - 1, in [0, p] and decreasing in m.
   """
   for low in range(knots.shape[-1] - 1):
     below, above = knots[..., low, None], knots[..., low + 1, None]

@@ -8,8 +8,8 @@ verification against the residual of the tests before.
 
 - Independent siblings: SpecInfer's multi-step sampling (Miao et al., ASPLOS
   2024). In the scale form, with `s_0 = 0, s_{j+1} = s_j + R(s_j)`, the residual
-  is `q^{j+1} = norm([q - s_j p]_+)`, normalized once. All of m are rejected
-  with probability R(s_m) (`specjax.distributions.rejection`).
+  is `q^{j+1} = norm([q - s_j p]_+)`, normalized once. All m are rejected with
+  probability R(s_m) (`specjax.distributions.rejection`).
 - Without replacement: RSD (Jeon et al., 2024) and Sequoia (Chen et al., NeurIPS
   2024). A sibling drawn after p has run out of mass may have any distribution.
 - Deterministic: EAGLE's trees; x is accepted with its mass in the residual.

@@ -35,9 +35,6 @@ def single_path_rule(
     accept: `(log q f32[V], log p f32[V]) -> b f32[V]` in [0, 1].
     after_rejection: `(log q, log p) -> (m f32[V], sum(m), log P f32[V])`, where
       `P = m / sum(m)`.
-
-  Returns:
-    The `Rule`.
   """
 
   def decide(target_log_probs, draft_log_probs, tokens, valid):
@@ -102,7 +99,7 @@ def decoding_opt(epsilon: float = 0.1) -> Rule:
 
 
 def decoding_uno(epsilon: float = 0.1) -> Rule:
-  """As `decoding_opt`, but a rejection draws from the target (Yin et al.).
+  """Like `decoding_opt`, but a rejection draws from the target (Yin et al.).
 
   Args:
     epsilon: e >= 0; lossy even at 0.

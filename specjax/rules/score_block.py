@@ -20,13 +20,13 @@ family]` at each level. It is lossless:
   all nodes of a depth.)
 - So g and W are known along the selected path: within bin b, of edges b and
   b + 1, the other child y is beaten with probability `(B_y(b) + B_y(b + 1)) /
-  2`, ties being even.
+  2`, as ties are broken evenly.
 - Block verification needs the distribution a path was drawn from only along
   that path.
 
 Scores have Gumbel form, `B_x = u^theta_x`: x beats y with probability `theta_x
 / (theta_x + theta_y)` (Bradley and Terry, 1952). The powers theta are fitted,
-by longer steps of Hunter's algorithm (Ann. Statist. 2004), to the distribution
+by Hunter's algorithm (Ann. Statist. 2004) in longer steps, to the distribution
 `max(w q, lambda even)`, with w the node's debt and `even` the distribution of a
 fair choice. Any powers are lossless; gradients treat B as constant.
 """
@@ -75,7 +75,7 @@ class _State:
 
 @struct
 class _Family:
-  """The distribution of a node's children, a pair or one.
+  """The distribution of a node's children: a pair, or a single child.
 
   Attributes:
     probs: `f32[V]`, p.

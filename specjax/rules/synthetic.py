@@ -1,12 +1,12 @@
 """Acceptance at given rates, to measure speed: not a way to decode.
 
-How fast would a head be that does not exist yet? A round costs the same
-whatever it emits, so accept drafted tokens at random with given rates and time
-the rounds. vLLM and tpu-inference have such a switch; their rates are
-unconditional, so divide each by the one before. The text is meaningless: it
-accepts whatever was drafted, and after a rejection comes a token of the
-target's. The reported distance from the target's distribution is exact. On a
-tree only each node's first child can be accepted.
+How fast would decoding be with a head that does not exist yet? A round costs
+the same whatever it emits, so accept drafted tokens at random at given rates,
+and time the rounds. vLLM and tpu-inference have such a switch; their rates are
+unconditional, so divide each by the one before. The text is meaningless:
+drafted tokens are accepted whatever they are, and a rejection is followed by a
+token of the target's. The reported distance from the target's distribution is
+exact. On a tree only each node's first child can be accepted.
 """
 
 import jax.numpy as jnp

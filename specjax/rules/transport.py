@@ -29,7 +29,7 @@ Tokens are grouped into classes (`ratio_classes`): single tokens in vocabularies
 of up to 1,024, else 256 classes for two drafts and 512 for more. The tokens of
 a class share a slope, and a is computed from the very blocks that are used. So
 classes and the rounding of levels only affect how close to the optimum it is
-(above 0.999 of it at V = 128,000), not losslessness, which holds to the
+(above 0.999 of it at V = 128,000), not losslessness, which holds up to the
 rounding of sums.
 
 Gradients treat levels and slopes as constants.

@@ -69,14 +69,11 @@ def verify(
 def verify_by(
   settle: SettleFn, draft: Draft, topology: Topology, target_log_probs: Array
 ) -> Verification:
-  """Tests every node after its subtree, with probability its debt.
+  """Tests every node after its subtree; its debt is its chance of passing.
 
   Args:
     settle: the debts at one node; each child's must be at most 1.
     draft, topology, target_log_probs: see `specjax.types.VerifyFn`.
-
-  Returns:
-    The `Verification`.
   """
   tree = draft.tree
   if not tree.num_drafted:
@@ -98,7 +95,7 @@ def verify_by(
   # w of every node, before its children are tested, and after.
   owed = jnp.zeros_like(target_log_probs[:, :, 0]).at[:, 0].set(1)
   debts = owed, owed
-  if tree.form is Form.FREE:  # one node after the other
+  if tree.form is Form.FREE:  # one node at a time
     debts = jax.lax.fori_loop(
       0,
       tree.num_nodes,

@@ -20,7 +20,7 @@ _NOTHING: Mapping[str, Any] = {}
 _MAPS = pathlib.Path("/proc/self/maps")
 _MOST_MAPS = 25_000
 ROUNDS = jax.ShapeDtypeStruct((), jax.numpy.int32)
-"""Shape of the limit of rounds of `Decoder.steps`."""
+"""Shape of the limit on rounds that `Decoder.steps` takes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Programs:
   Attributes:
     prefill: maps its arguments to a state.
     loop: maps parameters and a state, which is donated (and, in pieces, a limit
-      of rounds), to the last state.
+      on rounds), to the last state.
     state: shapes, shardings and layouts of a state.
     formats: its shardings and layouts alone, for further programs.
   """
@@ -55,7 +55,7 @@ def compile_both(
 ) -> Programs:
   """Compiles prefill and loop; a mesh must be in use (`jax.set_mesh`).
 
-  The loop chooses the memory layout of the state and prefill writes it in that
+  The loop chooses the memory layout of the state, and prefill writes it in that
   layout. Otherwise caches would be copied on the way in and out, and held
   twice.
 
@@ -67,7 +67,7 @@ def compile_both(
     cache_specs: how the target's and the draft's caches are split over the
       mesh, `(layers, rows, heads, slots, channels)`; the decoder splits rows.
       None: only rows are split.
-    in_pieces: whether the loop takes a limit of rounds, `i32[]`.
+    in_pieces: whether the loop takes a limit on rounds, `i32[]`.
     loop, more: replace the decoder's own loop, see `compile_loop`.
     compiled: compiles a lowered program.
   """

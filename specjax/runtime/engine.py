@@ -95,20 +95,22 @@ class Engine:
     stop_tokens: ids that end a row.
     max_new_tokens: a row's default budget, and the most a request may ask for.
     max_length: the most tokens of a text (prompt and completion); None for as
-      many as the models' positions. Buffer lengths are powers of two up to
+      many as the models have positions. Buffer lengths are powers of two up to
       this, so that few loops are compiled.
     temperature, top_k, top_p, min_p: the warp.
     seed: a prompt draws from `fold_in(key(seed), prompt.stream)`.
     watch: `request -> Watch | None`, which reads the tokens after every round
       and may end the row (`specjax.runtime.stopping`). None costs nothing.
-    ladder: the same decoder at several draft lengths, `decoder` the longest.
-      The host switches between them by speed, so sampled texts depend on
-      earlier batches and on clocks. None for one length.
+    ladder: the same decoder at several draft lengths, `decoder` being the
+      longest. The host switches between them by speed, so sampled texts depend
+      on earlier batches and on clocks. None for one length.
     learner: trains the draft between rounds, or None. It then holds the
       parameters, and a prompt's text depends on earlier batches.
     mesh: the devices, or None for a single one.
-    cache_specs: how caches are split over it, see `compilation.compile_both`.
-    programs: compiled programs, by all static settings; engines may share them.
+    cache_specs: how caches are split over the mesh, see
+      `compilation.compile_both`.
+    programs: compiled programs, keyed by all static settings; engines may share
+      them.
   """
 
   decoder: Decoder
@@ -155,7 +157,7 @@ class Engine:
     prompts: Sequence[Sequence[int]],
     settings: Settings | Sequence[Settings] | None = None,
   ) -> Iterator[Token]:
-    """As `complete`, but yields each token after the round that emitted it."""
+    """Like `complete`, but yields each token after the round that emits it."""
     batch = self._batch_of(prompts, settings)
     self.compile(batch)
     state = self.prefill(batch)
@@ -322,7 +324,7 @@ class Engine:
         f"requests ask for {budgets.min()} to {budgets.max()} new tokens, the "
         f"engine has max_new_tokens={self.max_new_tokens}"
       )
-    budgets[len(batch.prompts) :] = 0  # filling rows are done at once
+    budgets[len(batch.prompts) :] = 0  # spare rows are done at once
     return budgets
 
   def _shape(self, batch):

@@ -4,8 +4,8 @@ Rows are independent, so the whole loop is mapped over the row axis of the mesh:
 a device sees only its rows, and acceptance in one row moves no other row's
 data. Over all other axes the partitioner splits the models as their parameters
 are sharded. Once a round the groups exchange two things: whether any still has
-work, so that all run equally many rounds, and their changes to drafter state
-that all rows share.
+work, so that all run the same number of rounds, and their changes to drafter
+state that all rows share.
 """
 
 import dataclasses
@@ -112,7 +112,7 @@ class MeshDecoder(Decoder):
     num_idle: Array | int | None = None,
     slots: int | None = None,
   ) -> DecodeState:
-    """As `Decoder.steps`; `num_idle` counts the rows of all groups."""
+    """Like `Decoder.steps`; `num_idle` counts the rows of all groups."""
 
     def local(params, state, num_steps, num_idle):
       mine = self._condition(state, num_steps, num_idle, slots)
@@ -141,7 +141,7 @@ class MeshDecoder(Decoder):
     """The `PartitionSpec` of every leaf of a state over the row axis.
 
     Raises:
-      ValueError: if `Drafter.row_axes` names an axis that is not the rows.
+      ValueError: if `Drafter.row_axes` names an axis other than the rows'.
     """
     count = len(state.length)
 

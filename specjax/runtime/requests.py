@@ -152,7 +152,7 @@ def make_batches(
     total: number of prompts of the whole run, if some are decoded already.
 
   Returns:
-    Batches of equally many rows, short prompts first.
+    Batches with the same number of rows, short prompts first.
   """
   if not prompts:
     return []
@@ -182,11 +182,11 @@ def batch_of_tokens(
   vocab_size: int,
   max_width: int,
 ) -> Batch:
-  """One batch of prompts, in order; raises as `Engine.complete`."""
+  """One batch of prompts, in order; raises like `Engine.complete`."""
   for i, ids in enumerate(prompts):
     if isinstance(ids, str):
       raise TypeError(
-        "prompts are lists of token ids, got a string: encode it first, as "
+        "prompts are lists of token ids, got a string: encode it first with "
         "tokenizer.encode(text)"
       )
     if np.ndim(ids) != 1:
@@ -218,7 +218,7 @@ def batch_of_tokens(
 
 
 def _rounded(length: int) -> int:
-  """Rounds up to a power of two, beyond 256 to an eighth of one."""
+  """Rounds up to a power of two, or above 256 to a multiple of its eighth."""
   length = max(length, _MIN_WIDTH)
   step = power = 1 << (length - 1).bit_length()
   if power > _COARSE:

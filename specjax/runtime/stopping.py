@@ -1,4 +1,4 @@
-"""Ends rows from the host between rounds, as for stop strings.
+"""Ends rows from the host between rounds, for example at stop strings.
 
 A stop string may span tokens, and a decoder sees only token ids. So the host
 checks the new tokens after every round and decides where a row ends. Rows stay
@@ -112,7 +112,7 @@ def fetch(tree: Any) -> Any:
 
 
 def _like(old: jax.Array, new: np.ndarray) -> jax.Array:
-  """Places a host array, equal in all processes, as an existing one is."""
+  """Places a host array, equal in all processes, like an existing one."""
   return jax.make_array_from_callback(
     old.shape, old.sharding, lambda index: new[index]
   )

@@ -55,7 +55,7 @@ def expected_distinct(
 
 
 def busiest(distinct: Number, num_experts: int, devices: int) -> np.ndarray:
-  """Experts that a pass touches on the busiest device, experts split evenly.
+  """Experts that a pass touches on the busiest device of an even split.
 
   Assumes that each of E experts is touched independently, with probability
   distinct / E; within 3% of simulated uniform routing.
@@ -129,7 +129,7 @@ class Reads:
       `tokens fed per row -> time`; 1 for one token.
 
     Raises:
-      ValueError: for less than one row.
+      ValueError: for fewer than one row.
     """
     if rows < 1:
       raise ValueError(f"rows must be >= 1, got {rows}")

@@ -213,7 +213,7 @@ class _Contexts:
 
 
 def _maximize(worth: np.ndarray, rows, most: np.ndarray) -> np.ndarray:
-  """The x in [0, 1] of largest `worth @ x` with `rows @ x <= most`.
+  """The x in [0, 1] that maximizes `worth @ x` under `rows @ x <= most`.
 
   Raises ArithmeticError unless x satisfies each row and attains the dual's
   bound, both to `_CERTAIN`.

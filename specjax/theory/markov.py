@@ -47,7 +47,7 @@ def make_pair(
   draft: np.ndarray,
   target: np.ndarray,
 ) -> MarkovPair:
-  """A checked `MarkovPair`, its rows normalized to rounding.
+  """A checked `MarkovPair`, with rows normalized up to rounding.
 
   Args:
     draft_initial, target_initial, draft, target: as in `MarkovPair`.

@@ -1,6 +1,6 @@
 """The best possible acceptance of k drafts at one position.
 
-Optimal transport with membership cost (Sun et al., NeurIPS 2023): of all
+Optimal transport with membership cost (Sun et al., NeurIPS 2023): over all
 couplings of k drafted tokens and an output token distributed as the target,
 the largest probability that the output is among the drafts.
 """

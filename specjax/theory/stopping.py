@@ -1,6 +1,6 @@
 """Optimal stopping of a draft, and the stopping rules that systems use.
 
-A round drafts up to G tokens, one level after the other. Token i is accepted
+A round drafts up to G tokens, one level after another. Token i is accepted
 with probability a_i given that all before it were. The survival `S_k = a_1 ..
 a_k` is the probability that token k is reached and kept, and a round of depth T
 gives `N = 1 + S_1 + .. + S_T` tokens on average. After level k the *context*
@@ -114,8 +114,8 @@ class Outcome:
   """Mean tokens and seconds of a round under a stopping rule.
 
   Attributes:
-    tokens: E[N] a round.
-    seconds: E[T] a round.
+    tokens: E[N] per round.
+    seconds: E[T] per round.
     setting: the rule's depth, if it has one.
     rates: for the optimum and the myopic rule: the initial rate, then that of
       the rule of each Dinkelbach step.

@@ -1,10 +1,10 @@
 """Tokens per second of speculative decoding, predicted from costs.
 
-N drafted tokens per cycle, P the probability that one is accepted given that
-all before it were, T_s seconds of a draft step, T_v seconds of a target pass
-over the drafted tokens. Acceptance is assumed to be i.i.d. (a capped geometric
-number of accepted tokens: Leviathan et al., ICML 2023) except in
-`exact_tokens`. Arguments are scalars or arrays, which broadcast.
+N is the number of drafted tokens per cycle, P the probability that one is
+accepted given that all before it were, T_s the seconds of a draft step, T_v
+those of a target pass over the drafted tokens. Except in `exact_tokens`,
+acceptance is assumed to be i.i.d. (a capped geometric number of accepted
+tokens: Leviathan et al., ICML 2023). Scalars and arrays broadcast.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +44,7 @@ def exact_tokens(first_accepted: Sequence[float]) -> float:
 
   Args:
     first_accepted: `f[N]`, the probability that the first i drafted tokens are
-      accepted, i = 1..N: not increasing.
+      accepted, i = 1..N: nonincreasing.
 
   Raises:
     ValueError: if they are not probabilities, or increase.
@@ -70,7 +70,7 @@ def expected_calls(first_accepted: Sequence[float], length: int) -> float:
     length: L, tokens of the completion.
 
   Raises:
-    ValueError: as `exact_tokens`.
+    ValueError: as in `exact_tokens`.
   """
   exact_tokens(first_accepted)
   reached = np.array([1.0, *first_accepted, 0.0])
@@ -82,7 +82,7 @@ def expected_calls(first_accepted: Sequence[float], length: int) -> float:
 
 
 def tree_tokens(tree: Tree, acceptance_by_rank: Sequence[float]) -> float:
-  """Block efficiency of a tree: 1 plus each node's probability to be accepted.
+  """Block efficiency of a tree: 1 plus each node's acceptance probability.
 
   Takes `specjax.tree_search.acceptance_by_rank`, `f[C]`.
 
@@ -140,7 +140,7 @@ def best_num_tokens(
   *,
   most: int = 64,
 ) -> int:
-  """The N of the largest throughput; 0 if speculation does not pay off.
+  """The N with the largest throughput; 0 if speculation does not pay off.
 
   Args:
     acceptance: P.

@@ -2,8 +2,8 @@
 
 `loss` returns a function of a draft's parameters and of the ring that
 `specjax.drafters.online` keeps, for any optimizer. The contexts are the emitted
-text, so the target's own (Liu et al., ICML 2024), and the distributions are the
-target's at temperature 1, whatever the warp.
+text, which is the target's own (Liu et al., ICML 2024), and the distributions
+are the target's at temperature 1, whatever the warp.
 """
 
 from collections.abc import Callable

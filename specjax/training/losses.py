@@ -82,7 +82,7 @@ def distance(student: Array, teacher: Array) -> Array:
 def next_token_and_tv(student, teacher, labels, weights, text=None) -> Array:
   """DSpark's (2026): 0.1 `next_token` plus 0.9 times twice `total_variation`.
 
-  `text` has the weights of the first, by default those of both.
+  `text` holds the weights of the first term, by default those of both.
   """
   text = weights if text is None else text
   return 0.1 * next_token(student, teacher, labels, text) + (
@@ -106,8 +106,8 @@ def confidence(log_odds: Array, accepted: Array, weights: Array) -> Array:
 def acceptance(block: int = 5) -> Objective:
   """Minus the expected share of a block of drafted tokens that is accepted.
 
-  Exact in expectation on the teacher's own samples; on other text it is just a
-  function of it.
+  Exact in expectation on the teacher's own samples; on other text it is just
+  some function of that text.
 
   Args:
     block: drafted tokens per round, gamma; a block starts every `block`
@@ -152,7 +152,7 @@ def block_acceptance(block: int) -> Objective:
 
 
 def smooth_l1(predicted: Array, wanted: Array, weights: Array) -> Array:
-  """Smooth L1 (Huber) loss on hidden states, as EAGLE-1 is trained.
+  """Smooth L1 (Huber) loss on hidden states, as in EAGLE-1's training.
 
   Quadratic below 1, linear above; the mean over channels.
 

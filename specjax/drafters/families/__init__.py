@@ -1,1 +1,1 @@
-"""Ways to draft, a file each; `specjax.drafters` has their functions."""
+"""Ways to draft, one file each; `specjax.drafters` has their functions."""

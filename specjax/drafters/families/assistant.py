@@ -54,7 +54,7 @@ def assistant(
     `f[B, F]`. The target must return its final hidden state.
 
   Raises:
-    ValueError, TypeError: as `specjax.drafters.eagle`.
+    ValueError, TypeError: as in `specjax.drafters.eagle`.
   """
   drawing = arguments.drawing(
     tokens, tree, siblings, vocab_size or head.vocab_size, policy, dynamic=True

@@ -39,7 +39,7 @@ def dflash(
   Args:
     head: the head, whose parameters are `Params.draft`; one pass over a block,
       whatever the tree.
-    tokens: drafted on each path; 5 by default.
+    tokens: how many to draft on each path; 5 by default.
     tree, siblings, vocab_size: as in `specjax.drafters.medusa`; the tree must
       not be deeper than the block.
 
@@ -48,7 +48,7 @@ def dflash(
     features that the head reads.
 
   Raises:
-    ValueError, TypeError: as `specjax.drafters.medusa`.
+    ValueError, TypeError: as in `specjax.drafters.medusa`.
   """
   drawing = arguments.drawing(
     tokens, tree, siblings, vocab_size or head.vocab_size, dynamic=True,

@@ -4,8 +4,8 @@ DFlash 2 (z-lab and Inco, 2026) keeps the tokens of largest logits (16 of them)
 at every position of a block, and rescores them given the token before. That is
 a Markov chain like DSpark's, with no mass outside the candidates. These are
 known before a token is drawn, so drafts are lossless under every rule that
-suits the tree. Siblings without replacement are other tokens once there are no
-candidates left.
+suits the tree. Once no candidates are left, siblings drawn without replacement
+are other tokens.
 """
 
 from specjax.drafters.families import dspark
@@ -33,7 +33,7 @@ def dflash2(
     The `Drafter`, as from `specjax.drafters.dspark`.
 
   Raises:
-    ValueError, TypeError: as `specjax.drafters.dspark`.
+    ValueError, TypeError: as in `specjax.drafters.dspark`.
   """
   return dspark.of_markov(
     "dflash2", head, tokens=tokens, tree=tree, siblings=siblings, threshold=0,

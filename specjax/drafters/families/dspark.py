@@ -8,8 +8,8 @@ drafts are lossless under every rule that suits the tree.
 
 The published head also estimates the probability that the next token will be
 accepted. The estimate reads the tokens above that position, not the token drawn
-there, so a path may end where it is low, even at temperature above 0. Ending it
-by the probability of the drawn token would be lossy.
+there, so a path may end where it is low, even at temperatures above 0. Ending
+it by the probability of the drawn token would be lossy.
 """
 
 import dataclasses
@@ -41,20 +41,20 @@ def dspark(
   Args:
     head: the head, whose parameters are `Params.draft`; one pass over a block,
       whatever the tree.
-    tokens: drafted on each path; 5 by default.
+    tokens: how many to draft on each path; 5 by default.
     tree, siblings, vocab_size: as in `specjax.drafters.eagle`; the tree must
       not be deeper than the block.
     threshold: in [0, 1]; a node gets children if the head estimates that one is
-      accepted with at least this probability. 0: always.
+      accepted with at least this probability; at 0, always.
 
   Returns:
     The `Drafter`; its state is the head's cache. The target must return the
     features that the head reads.
 
   Raises:
-    ValueError: as `specjax.drafters.eagle`; for a tree deeper than the block, a
-      head without a `MarkovModel`, or a threshold on a dynamic tree.
-    TypeError: if `tree` is no tree.
+    ValueError: as in `specjax.drafters.eagle`, and for a tree deeper than the
+      block, a head without a `MarkovModel`, or a threshold on a dynamic tree.
+    TypeError: if `tree` is not a tree.
   """
   return of_markov(
     "dspark", head, tokens=tokens, tree=tree, siblings=siblings,

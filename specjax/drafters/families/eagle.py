@@ -2,16 +2,16 @@
 
 At position i EAGLE (Li et al., ICML 2024) reads the target's feature of token i
 and token i + 1, and predicts token i + 2 and a hidden state. Fed back with the
-drawn token in place of the target's next feature, that drafts the next token.
-EAGLE-2 (EMNLP 2024) grows the tree where the head is confident; EAGLE-3
-(NeurIPS 2025) fuses features of several layers. Here all are a
+drawn token, in place of the target's next feature, that state drafts the next
+token. EAGLE-2 (EMNLP 2024) grows the tree where the head is confident; EAGLE-3
+(NeurIPS 2025) fuses features of several layers. Here all of them are a
 `specjax.types.FeatureModel`.
 
-A draft is sampled over a static tree, or deterministic: EAGLE-2's dynamic tree
-keeps the N nodes with the largest cumulative probability (`best_first`). None
-of its tokens is drawn, so its shape may depend on tokens; `match` is optimal
-for it. Accepting its tokens with min(1, q/p) for the head's distribution p
-would be lossy: they were not drawn from p.
+A draft is either sampled over a static tree or deterministic: EAGLE-2's dynamic
+tree keeps the N nodes with the largest cumulative probability (`best_first`).
+None of its tokens is drawn, so its shape may depend on tokens; `match` is
+optimal for it. Accepting its tokens with min(1, q/p) for the head's
+distribution p would be lossy: they were not drawn from p.
 
 P-EAGLE (2026) is an EAGLE-3 head with a learned vector for unknown features:
 one pass over the newest pair and masks predicts every depth. The distributions
@@ -59,11 +59,11 @@ def eagle(
 
   Args:
     head: the head, whose parameters are `Params.draft`.
-    tokens: drafted on each path; 5 by default.
+    tokens: how many to draft on each path; 5 by default.
     tree: the tree of every draft; None for one path. A dynamic tree
       (`specjax.shapes.dynamic`) is EAGLE-2's: at every depth the `top_k` best
       nodes by cumulative probability get their `top_k` likeliest tokens, and
-      the best of all are verified. The published code's `depth` is one less.
+      the best overall are verified. The published code's `depth` is one less.
     siblings: how the children of a node are drawn, a `Siblings` or its name; a
       dynamic tree is deterministic.
     policy: a `specjax.adaptive.policies` policy that ends a row's chain early;
@@ -76,7 +76,7 @@ def eagle(
   Raises:
     ValueError: if the tree drafts nothing, or does not fit siblings, policy or
       vocabulary.
-    TypeError: if `tree` is no tree, or `policy` no `Policy`.
+    TypeError: if `tree` is not a tree, or `policy` not a `Policy`.
   """
   drawing = arguments.drawing(
     tokens, tree, siblings, vocab_size or head.vocab_size, policy, dynamic=True
@@ -115,15 +115,15 @@ def p_eagle(
 
   Args:
     head: the head, with a `mask`.
-    tokens: drafted on each path; 5 by default.
+    tokens: how many to draft on each path; 5 by default.
     tree, siblings, vocab_size: as in `specjax.drafters.medusa`.
 
   Returns:
     The `Drafter`. The target must return the features that the head reads.
 
   Raises:
-    ValueError, TypeError: as `specjax.drafters.medusa`; or for a head without a
-      mask.
+    ValueError, TypeError: as in `specjax.drafters.medusa`, and for a head
+      without a mask.
   """
   if head.mask is None:
     raise ValueError("p_eagle needs a head with a mask")
@@ -251,5 +251,5 @@ def _with_cache(state: HeadState, cache: Cache) -> HeadState:
 
 
 def _place(context: Context) -> Array:
-  """`i32[B]`, position of the newest pair: its feature's."""
+  """`i32[B]`, the position of the newest pair: that of its feature."""
   return jnp.maximum(context.length - 2, 0)

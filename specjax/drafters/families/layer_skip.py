@@ -44,7 +44,7 @@ def layer_skip(
     The `Drafter`; it has no state but a policy's.
 
   Raises:
-    ValueError, TypeError: as `specjax.drafters.model`.
+    ValueError, TypeError: as in `specjax.drafters.model`.
   """
   vocab_size = arguments.check_model("target", skipped, vocab_size)
   drawing = arguments.drawing(tokens, tree, siblings, vocab_size, policy)
@@ -64,7 +64,7 @@ def quantized_self(
 ) -> Drafter:
   """The target with quantized weights, on its own cache (QuantSpec, 2025).
 
-  Otherwise as `layer_skip`.
+  Otherwise like `layer_skip`.
 
   Args:
     low: the quantized target, whose parameters are `Params.draft`; it must take

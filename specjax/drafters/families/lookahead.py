@@ -8,9 +8,9 @@ go into a pool. Up to G that begin with the newest token are drafted:
 deterministic tokens, merged where they share a prefix, which `match` (or
 another rule for deterministic trees) verifies losslessly at any temperature.
 
-The window is lanes: scored, never verified. With the newest token in front of
-level 0, cell (l, i) is l + i positions after it, and sees level 0 up to column
-i and its own column: a tree.
+The window's cells are lanes: scored, but never verified. With the newest token
+in front of level 0, cell (l, i) is l + i positions after it, and sees level 0
+up to column i and its own column: a tree.
 
     level 0   root - a1 - a2          W = 3, N = 4
                |      |    |
@@ -19,7 +19,7 @@ i and its own column: a tree.
     level 2   c0     c1   c2          new: what follows c0, c1, c2
 
 Differences from the authors' code: all levels are full from the first round,
-with evenly spaced sequences of the prompt; a round may emit N tokens, theirs
+with evenly spaced sequences of the prompt; a round may emit N tokens, not
 N - 1; guesses are merged into a tree; the pool drops the oldest sequences, over
 all first tokens together.
 """
@@ -43,7 +43,7 @@ _CHUNK = 32  # sequences of a prompt inserted together
 
 @struct
 class _Pool:
-  """The newest P sequences, `i32[B, P, N]`, with their times; 0 is empty."""
+  """The newest P sequences, `i32[B, P, N]`, and their times; 0 is empty."""
 
   grams: Array
   stamps: Array
@@ -105,10 +105,10 @@ def lookahead(
 
   Args:
     tokens: N - 1, drafted tokens per sequence.
-    window: W, columns.
+    window: W, the number of columns.
     num_guesses: G, the most sequences to draft.
-    vocab_size: V, the number of real tokens; by default all the target's.
-    pool_size: P, sequences in a row's pool.
+    vocab_size: V, the number of real tokens; by default all of the target's.
+    pool_size: P, the number of sequences in a row's pool.
     from_text: whether sequences of the prompt and of emitted tokens enter the
       pool too.
 
@@ -224,7 +224,7 @@ def lookahead(
 
 
 def _insert_many(pool: _Pool, grams: Array, kept: Array) -> _Pool:
-  """As `_insert` for any number of sequences, a few at a time."""
+  """`_insert` for any number of sequences, a few at a time."""
   rows, count, size = grams.shape
   if count <= _CHUNK:
     return _insert(pool, grams, kept)
@@ -241,8 +241,8 @@ def _insert_many(pool: _Pool, grams: Array, kept: Array) -> _Pool:
 def _insert(pool: _Pool, grams: Array, kept: Array) -> _Pool:
   """Puts sequences `i32[B, J, N]` into the pool, replacing the oldest.
 
-  Only those in `kept`, `bool[B, J]`, are inserted; one that is in the pool
-  already becomes the newest. J is at most P.
+  Only those in `kept`, `bool[B, J]`, are inserted; one that is already in the
+  pool becomes the newest. J is at most P.
   """
   count = grams.shape[1]
 

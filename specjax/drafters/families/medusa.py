@@ -31,7 +31,7 @@ def medusa(
 
   Args:
     head: the heads, whose parameters are `Params.draft`.
-    tokens: drafted on each path; 4 by default.
+    tokens: how many to draft on each path; 4 by default.
     tree: the tree of every draft, not deeper than the heads; None for one path.
       A dynamic tree (`specjax.shapes.dynamic`) gets the likeliest nodes of the
       product distribution.
@@ -45,7 +45,7 @@ def medusa(
 
   Raises:
     ValueError: if the tree does not fit heads, siblings or vocabulary.
-    TypeError: if `tree` is no tree.
+    TypeError: if `tree` is not a tree.
   """
   drawing = arguments.drawing(
     tokens, tree, siblings, vocab_size or head.vocab_size, default=4,

@@ -45,7 +45,7 @@ def model(
   Args:
     draft: the draft model, whose parameters are `Params.draft`; its vocabulary
       may be padded differently.
-    tokens: drafted on each path; 5 by default.
+    tokens: how many to draft on each path; 5 by default.
     tree: the tree of every draft; None for one path.
     siblings: how the children of a node are drawn, a `Siblings` or its name.
     policy: a `specjax.adaptive.policies` policy that ends a row's chain early;
@@ -59,7 +59,7 @@ def model(
   Raises:
     ValueError: if the tree drafts nothing or does not fit siblings or policy,
       or the model has fewer than V tokens.
-    TypeError: if `tree` is no tree, or `policy` no `Policy`.
+    TypeError: if `tree` is not a tree, or `policy` not a `Policy`.
   """
   vocab_size = arguments.check_model("draft", draft, vocab_size)
   drawing = arguments.drawing(tokens, tree, siblings, vocab_size, policy)
@@ -78,7 +78,7 @@ def model(
   def prefill(params, cache: Cache, commit: Commit) -> Cache:
     cached = cache.length
     cache = levels.prefill(draft, params.draft, cache, commit)
-    # A gap in the text before is not filled by what comes after.
+    # An earlier gap in the text is not filled by what comes after it.
     has_gap = cached < commit.start
     return cache.replace(length=jnp.where(has_gap, cached, cache.length))
 

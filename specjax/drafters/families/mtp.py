@@ -169,7 +169,7 @@ def _feed(
 
 
 def _sized(level: _Level, depth: int | None) -> _Level:
-  """The level resized to another depth, if any: cut, or padded."""
+  """The level cut or padded to another depth, if one is given."""
   if depth is None:
     return level
 

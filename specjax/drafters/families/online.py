@@ -41,7 +41,7 @@ class Ring:
       temperature 1: those of `ids`, then all other tokens together. If K is V,
       `f32[B, R, V]`.
     ids: `i32[B, R, K]`, the likeliest tokens; None if K is V.
-    known: `bool[B, R]`, whether it has a distribution: prompts have none.
+    known: `bool[B, R]`, whether there is a distribution: not for prompts.
     features: `f[B, R, F]`, the target's, for a head; or None.
     written: `i32[B]`, tokens so far; the next one goes to `written % R`.
   """
@@ -137,7 +137,7 @@ def online(
 
 
 def carry(state: OnlineState, before: Ring) -> OnlineState:
-  """The state after prefill, its rings appended to those of earlier texts."""
+  """The state after prefill, its rings appended to those in `before`."""
   new = in_order(state.ring)
   count = jnp.minimum(state.ring.written, state.ring.tokens.shape[1])
   names = [f.name for f in dataclasses.fields(Ring) if f.name != "written"]

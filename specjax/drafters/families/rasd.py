@@ -16,8 +16,8 @@ Two forms, by how the draft model's tree is made:
   in turn (`recursive`, `traversal`). Looked-up tokens are tested last, so their
   presence may depend on what was drawn.
 
-The paper (its authors' code is not known) prunes by the draft model's
-distribution of the first token, this by all tokens.
+The paper (no code by its authors is known) prunes by the draft model's
+distribution of the first token; this drafter, by all tokens.
 """
 
 from typing import Any
@@ -76,16 +76,16 @@ def rasd(
     tokens: G, depth of the looked-up paths and of the model's.
     tree: the draft model's tree; None for one path.
     siblings: how it draws children, a `Siblings` or its name.
-    corpus: whether to look up in `Params.draft.corpus` too.
+    corpus: whether to search `Params.draft.corpus` too.
     max_match, nodes_per_match, min_prob, max_hits: as in `suffix`.
     num_retrieved: R, nodes to look up, of which the best are kept; by default
       twice `nodes`.
     vocab_size: V, the number of real tokens; by default the model's.
 
   Raises:
-    ValueError: as `model` and `suffix`, or if the model's tree exceeds the
+    ValueError: as in `model` and `suffix`, or if the model's tree exceeds the
       budget.
-    TypeError: if `tree` is no tree.
+    TypeError: if `tree` is not a tree.
   """
   if isinstance(tree, Shape) and tree.dynamic:
     raise ValueError("the draft's own tree cannot be dynamic")

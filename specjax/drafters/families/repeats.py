@@ -1,8 +1,8 @@
 """Look-ups where the text repeats itself; another drafter elsewhere.
 
 If the last tokens of a text have occurred before, what followed them is often a
-good draft, more so at low temperatures, and needs no pass. SAM decoding (Hu et
-al., ACL 2025) chooses between its suffix automaton and EAGLE in this way, by
+good draft, especially at low temperatures, and needs no pass. SAM decoding (Hu
+et al., ACL 2025) chooses between its suffix automaton and EAGLE in this way, by
 the length of the match.
 
 Looked-up tokens are deterministic, point masses in `Draft.log_probs`; drawn

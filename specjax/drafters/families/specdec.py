@@ -8,8 +8,8 @@ round feeds the text again, in one pass.
 The distributions are marginals: the second token's does not depend on the
 first. Tokens drawn from them (`iid`) are a draft like any other, lossless under
 `token` or `block`. The paper's block is deterministic (`given`, the likeliest
-token at each mask) and verified by `top_beta`: greedy decoding with beta = 1,
-lossy by design beyond.
+token at each mask) and verified by `top_beta`: greedy decoding if beta = 1,
+lossy by design above.
 """
 
 import jax
@@ -34,7 +34,7 @@ def specdec(
 
   Args:
     draft: the network, whose parameters are `Params.draft`.
-    tokens: drafted on each path; 5 by default.
+    tokens: how many to draft on each path; 5 by default.
     tree, siblings, vocab_size: as in `specjax.drafters.medusa`; the tree must
       not be deeper than the block, nor dynamic.
 
@@ -43,7 +43,7 @@ def specdec(
     the text and a block (`Drafter.tokens_of_passes`).
 
   Raises:
-    ValueError, TypeError: as `specjax.drafters.medusa`.
+    ValueError, TypeError: as in `specjax.drafters.medusa`.
   """
   drawing = arguments.drawing(
     tokens, tree, siblings, vocab_size or draft.vocab_size, deterministic=True

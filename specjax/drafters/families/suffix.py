@@ -79,7 +79,7 @@ def rest(
 ) -> Drafter:
   """Likely continuations, from a corpus (REST, He et al., 2024).
 
-  The corpus is `Params.draft`; otherwise as `suffix`.
+  The corpus is `Params.draft`; otherwise like `suffix`.
   """
   search = Search(
     depth=tokens, max_match=max_match, nodes_per_match=nodes_per_match,
@@ -137,7 +137,7 @@ class Search:
       assert index is not None
       matched = corpus_lib.in_corpus(index, *text, **sizes)
       if self.vocab_size is not None:
-        # The corpus may be of a larger vocabulary: drop ids beyond this one.
+        # The corpus may have a larger vocabulary: drop ids beyond this one.
         unknown = matched.tokens >= self.vocab_size
         known = jnp.cumsum(unknown, axis=-1) == 0
         matched = dataclasses.replace(matched, present=matched.present & known)

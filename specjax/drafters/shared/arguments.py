@@ -47,7 +47,7 @@ def drawing(
   """The `Drawing` that a drafter's arguments ask for.
 
   Args:
-    tokens: drafted on each path; None for the tree's own depth, or `default`.
+    tokens: how many on each path; None for the tree's own depth, or `default`.
     tree: None for one path.
     siblings, vocab_size, policy: as in `Drawing`; siblings also by name.
     default: depth of a tree that has none.
@@ -143,11 +143,11 @@ def check_depth(name: str, num_depths: int, tree: Tree) -> None:
 
 
 def check_functions(who: str, model: LanguageModel) -> None:
-  """Raises TypeError unless it is a `LanguageModel`, not, say, a module."""
+  """Raises TypeError unless given a `LanguageModel` and not, say, a module."""
   if not isinstance(model, LanguageModel):
     raise TypeError(
       f"the {who} must be a specjax.LanguageModel, got a "
-      f"{type(model).__name__}: load one by models.checkpoints.load(DIR)"
+      f"{type(model).__name__}: load one with models.checkpoints.load(DIR)"
       ".model(), or wrap a module (models.networks.transformer."
       "as_language_model)"
     )

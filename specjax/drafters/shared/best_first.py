@@ -43,8 +43,8 @@ def draft_tree(
     context: the round's.
     drawing: its tree is `specjax.tree.bound(N, G, C)`: C continuations of each
       expanded node are scored, and the best N nodes kept.
-    width: nodes to expand at each depth, those of the largest cumulative
-      probability.
+    width: how many nodes to expand at each depth, those with the largest
+      cumulative probability.
 
   Returns:
     The draft, with parents before children of equal probability, and the last

@@ -100,7 +100,7 @@ def feed(
   layers begin at `commit.start`: their newest D tokens are fed again.
   """
   went_on = commit.count > 0
-  # Of a text of one token nothing was fed: it is paired with a zero feature.
+  # Nothing of a one-token text was fed: its token is paired with zero features.
   length = jnp.maximum(commit.length, 2)
   tokens = commit.next_tokens()
   features = commit.features(models[0].num_features)

@@ -1,7 +1,7 @@
 """A suffix array over texts that all rows share, searched inside the loop.
 
-REST (He et al., NAACL 2024). The positions of a corpus are sorted by the tokens
-that follow, so occurrences of the same tokens are neighbors, found by
+As in REST (He et al., NAACL 2024), the positions of a corpus are sorted by the
+tokens that follow, so occurrences of the same tokens are neighbors, found by
 bisection.
 """
 
@@ -76,7 +76,7 @@ def in_corpus(
   """Occurrences in the corpus of the longest suffix of each text.
 
   If there are more than K, K evenly spaced ones in the suffix array are taken.
-  It is sorted by continuation, so each gets its share.
+  It is sorted by continuation, so each continuation gets its share.
 
   The other arguments are those of `occurrences.in_text`.
   """

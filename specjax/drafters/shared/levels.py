@@ -47,7 +47,7 @@ def draw_tree(
     carry: the first carry of `feed`.
     context, drawing: the round's.
     loops: whether `feed` takes a traced depth, and its carry keeps its shapes.
-      The passes of equal paths are then one loop: XLA compiles only one.
+      The passes of equal paths are then a loop, of which XLA compiles one pass.
 
   Returns:
     The draft, and the last carry. NaN logits become uniform distributions.
@@ -197,7 +197,7 @@ def drafter(
 
 
 def fed(tree: Tree) -> tuple[int, ...]:
-  """Nodes of each level that a model is fed to draft the next."""
+  """How many nodes of each level a model is fed to draft the next level."""
   return tuple(len(level) for level in tree.levels[1:-1])
 
 
@@ -224,7 +224,7 @@ def mask(
 ) -> np.ndarray | Array | None:
   """Mask of a depth's tokens over all nodes fed so far, without the root.
 
-  In the loop of paths over the last K (G - 1) slots, the text's too.
+  In the loop of paths, over the last K (G - 1) slots, including the text's.
   """
   if tree.is_chain or (isinstance(depth, int) and not depth):
     return None
@@ -256,7 +256,7 @@ def _draw_level(
   place = np.zeros((len(heads), sizes.max()), np.int32)  # in the level
   place[family, rank] = np.arange(len(level))
 
-  def draw(so_far, r):  # child r of each node that has so many
+  def draw(so_far, r):  # child r of each node that has one
     tokens, drawn_from = so_far  # [B, F, C], [B, F, C, V]
     some = np.flatnonzero(sizes > r) if isinstance(r, int) else slice(None)
     child_law = siblings.child(

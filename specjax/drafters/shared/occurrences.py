@@ -1,7 +1,7 @@
 """Earlier occurrences of a text's last tokens, and their continuations.
 
-They are searched in the row's own buffer each time: there is no table to fill,
-evict from or clear.
+They are searched for in the row's own buffer each time: there is no table to
+fill, evict from or clear.
 """
 
 from typing import Any
@@ -18,13 +18,13 @@ from specjax.tree import Tree, bound
 
 @struct
 class Occurrences:
-  """Continuations found, K per row of D tokens each.
+  """The continuations found: K per row, of D tokens each.
 
   Attributes:
     tokens: `i32[B, K, D]`.
     present: `bool[B, K, D]`; a prefix of each continuation.
     match: `i32[B, K]`, how many of the text's last tokens precede each, 0 if
-      nothing was found; not increasing with k.
+      nothing was found; nonincreasing in k.
   """
 
   tokens: Array
@@ -85,7 +85,7 @@ def select_prefixes(
   For every match length m, the likeliest prefixes among occurrences that match
   at least m tokens are selected, as many as m allows. The m with the largest
   sum of probabilities wins; ties go to the longest. A prefix is never likelier
-  than a shorter one of it, so the selection is a tree.
+  than a prefix of its own, so the selection is a tree.
 
   Args:
     occurrences: the occurrences.

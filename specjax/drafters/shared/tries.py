@@ -50,8 +50,8 @@ def merge(tokens: Array, present: Array) -> tuple[Array, Array]:
     present: `bool[B, K, D]`, a prefix of each.
 
   Returns:
-    Tokens and parents `i32[B, K D]` as in `Trie`, one continuation after the
-    other.
+    Tokens and parents `i32[B, K D]` as in `Trie`, one continuation after
+    another.
   """
   rows, count, depth = tokens.shape
   first = _first(shared_prefixes(tokens, present))
@@ -70,9 +70,9 @@ def best_trie(tokens: Array, same: Array, values: Array, count: int) -> Trie:
     tokens: `i32[B, K, D]`.
     same: from `shared_prefixes`.
     values: `f32[B, K, D]`, the value of each prefix of d + 1 tokens, never
-      above that of a shorter one. 0 is left out; equal prefixes get the
+      above that of a shorter one. Zeros are left out; equal prefixes get the
       largest of their values.
-    count: M, nodes at most.
+    count: M, the most nodes.
 
   Returns:
     The `Trie`, largest values first; ties go to shallower nodes, then to those
