@@ -66,6 +66,7 @@ class Decoder:
   Raises:
     ValueError: if the rule does not support the drafter's tree, `widths` do not
       suit it, K is more than V, or the target has fewer than V tokens.
+    TypeError: if target, drafter or rule has the wrong type.
   """
 
   target: LanguageModel

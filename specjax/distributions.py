@@ -1,7 +1,7 @@
 """Arithmetic on next-token distributions: acceptance, residuals, normalization.
 
 A distribution is a row of log-probabilities with -inf for zero mass. No epsilon
-is added, and nothing is divided by a probability.
+is added, and nothing is divided by zero.
 """
 
 import math

@@ -39,7 +39,7 @@ class ModelOutput:
   Attributes:
     logits: `f32[B, T, V]`, for the token after each fed one; or `f32[B, W, V]`,
       only those requested by `logits_at`.
-    features: `f[B, T, F]`, hidden states for a drafter, as chosen when the
+    features: `f[B, T, D]`, hidden states for a drafter, as chosen when the
       model is built, or None.
   """
 

@@ -2,8 +2,8 @@
 
 A rule that claims to be lossless is summed over every draft of small trees, for
 models that depend on the whole text and for hard cases: zeros, disjoint
-supports, point masses, a draft equal to the target. Other rules must report
-their true distance.
+supports, point masses, a draft equal to the target. A distance that another
+rule reports must be the true one.
 """
 
 import dataclasses

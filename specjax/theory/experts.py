@@ -55,7 +55,7 @@ def expected_distinct(
 
 
 def busiest(distinct: Number, num_experts: int, devices: int) -> np.ndarray:
-  """Experts that a pass touches on the busiest device of an even split.
+  """Expected experts that a pass touches on the busiest of equal devices.
 
   Assumes that each of E experts is touched independently, with probability
   distinct / E; within 3% of simulated uniform routing.
