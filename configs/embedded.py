@@ -1,4 +1,4 @@
-r"""Decodes with the embedded pair: two small Llama-format models of Python.
+r"""Decodes with the embedded pair: small Llama-format models of Python code.
 
   python -m launch.decode --config=configs/embedded.py
   python -m launch.decode --config=configs/embedded.py \

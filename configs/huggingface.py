@@ -3,8 +3,8 @@ r"""Decodes with any supported checkpoint on this machine, or from the Hub.
   python -m launch.decode \
     --config=configs/huggingface.py:target=DIR,draft=DIR --prompts=IN.jsonl
 
-Without `draft=`, drafts are n-grams of the text so far; `--config.drafter`
-selects another drafter without a model.
+Without `draft=`, drafts are n-grams from the text so far; `--config.drafter`
+selects another drafter that needs no model.
 
 DIR is a directory (config.json, safetensors, tokenizer files) of a family in
 docs/families.md, a GGUF file, or a name on the Hugging Face Hub: ORG/NAME,

@@ -150,9 +150,9 @@ def _eagle3(hidden: int, heads: int, mlp: int) -> dict[str, Any]:
   )  # fmt: skip
 
 
-# Draft heads: EAGLE-3 for Llama-3.1-8B as published, and with one layer like
-# the target's for the larger model; four Medusa heads with their target's
-# sizes; and DFlash for Qwen3-8B as published, five layers like the target's
+# Draft heads: EAGLE-3 for Llama-3.1-8B as published and, for the larger model,
+# with one layer like the target's; four Medusa heads with their target's
+# sizes; and DFlash for Qwen3-8B as published: five layers like the target's
 # that predict fifteen tokens in one pass.
 HEADS: dict[str, dict[str, Any]] = {
   "eagle3-llama-3.1-8b": _eagle3(4096, 32, 14336),

@@ -6,22 +6,22 @@ r"""Decodes with SmolLM2-135M-Instruct, a small chat model.
   python -m launch.evaluate --config=configs/smollm2.py --output=E.json
 
 IN.jsonl has lines {"messages": [{"role": "user", "content": "..."}]}; a
-"prompt" is continued without the chat template, and often ends at once.
+"prompt" is continued without the chat template and often ends at once.
 
-Repetitions in the text are drafted from the text, and everything else by an
-int8 head with three tokens (models/pretrained/README.md): the fastest on two
+Repetitions are drafted from the text itself, everything else by an int8 head,
+three tokens at a time (models/pretrained/README.md): the fastest choice on two
 cores over all of Spec-Bench, for one row at temperature 0; on factual questions
-the head alone was as fast (docs/results.md). `configs/smollm2.py:sampled` is
-the fastest at temperature 1, the head alone with `block`, and
-`configs/smollm2.py:batch` for batches of 4, one token of the head; at 8 it may
+the head alone was as fast (docs/results.md). `configs/smollm2.py:sampled`, the
+head alone with `block`, is the fastest at temperature 1, and
+`configs/smollm2.py:batch`, one token of the head, for batches of 4; at 8 it may
 lose to `--config.drafter=plain`. `--config.drafter=ngram` drafts from the text
-alone, and `layer_skip` skips the one attention that costs the least acceptance,
-by launch.layer_search. The target's weights are stored in four bits and
-computed with in float32.
+alone, and `layer_skip` skips the one attention that costs the least acceptance
+according to launch.layer_search. The target's weights are stored in four bits;
+computation is in float32.
 
-`configs/smollm2.py:gpu` is meant for GPUs, where passes hardly grow with their
-tokens: bfloat16, and a dynamic tree of 60 nodes. It is not yet measured;
-docs/measurements/gpu.sh compares it with others.
+`configs/smollm2.py:gpu` is meant for GPUs, where a pass over more tokens takes
+hardly any longer: bfloat16, and a dynamic tree of 60 nodes. It has not been
+measured yet; docs/measurements/gpu.sh compares it with others.
 """
 
 import os
@@ -39,7 +39,7 @@ def path() -> pathlib.Path:
   return folder / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-_DRAFTERS = {  # the fastest on two cores, but for "gpu"
+_DRAFTERS = {  # the fastest on two cores, except "gpu"
   "greedy": "repeats(eagle3(tokens=3, weights=int8), tokens=7)",
   "sampled": "with_rule(eagle3(tokens=3, weights=int8), block)",
   "batch": "eagle3(tokens=1, weights=int8)",
@@ -59,7 +59,7 @@ def get_config(arg: str = "greedy") -> ml_collections.ConfigDict:
   config = common.get_config()
   config.target = str(path())
   config.checkpoints.eagle3 = "models/pretrained/smollm2-eagle3"
-  # No set of skipped layers pays (docs/results.md).
+  # No set of skipped layers gives a speed-up (docs/results.md).
   config.checkpoints.layer_skip = "models/pretrained/smollm2-layers.json"
   config.drafter = _DRAFTERS[arg]
   config.dtype = "bfloat16" if arg == "gpu" else "float32"

@@ -7,8 +7,8 @@ First the tokenizer and the target, then the draft, distilled from the target:
   python -m launch.train --config=configs/train_embedded.py:draft \
     --workdir=/tmp/specjax/draft --export=models/pretrained/draft --overwrite
 
-`:tiny` trains a toy in seconds (for tests). How the shipped pair was trained:
-models/pretrained/README.md.
+`:tiny` trains a toy in seconds (for tests). models/pretrained/README.md says
+how the shipped pair was trained.
 """
 
 import ml_collections
@@ -39,9 +39,9 @@ def get_config(arg: str = "target") -> ml_collections.ConfigDict:
   )
   # See launch/training/data.py.
   config.dataset = "python_source"
-  config.text_features = ()  # of a TFDS dataset; () for the default ones
+  config.text_features = ()  # of a TFDS dataset; () for the defaults
   # The tokenizer's folder; if it is empty, one is trained on the data and saved
-  # there: use another folder for other data.
+  # there, so use a different folder for different data.
   config.tokenizer = "models/pretrained/target"
   # Directory of a model to start from; "" for random weights.
   config.init_from = ""
@@ -50,7 +50,7 @@ def get_config(arg: str = "target") -> ml_collections.ConfigDict:
   config.objective = "forward_kl" if arg == "draft" else "next_token"
   config.acceptance_block = 5  # draft length, for "acceptance"
   config.contexts = "data"  # or "target", "draft": their samples
-  config.prompt_length = 64  # tokens of a row before its sample
+  config.prompt_length = 64  # tokens of each row before its sample
   config.teacher = "models/pretrained/target" if arg == "draft" else ""
   config.sequence_length = 256
   config.batch_size = 8
@@ -62,9 +62,9 @@ def get_config(arg: str = "target") -> ml_collections.ConfigDict:
   config.seed = 0  # of weights and samples
   config.data_seed = 0
   config.mesh = (-1, 1)  # devices on 'data' (-1: all others) and on 'model'
-  config.log_every = 25  # 0 for never, also below
+  config.log_every = 25  # 0 means never, also below
   config.validate_every = 100
-  config.validation_batches = 0  # the first ones; 0 for the whole split
+  config.validation_batches = 0  # only the first ones; 0 for the whole split
   config.checkpoint_every = 100
   config.export_dtype = "bfloat16"
   if arg == "tiny":

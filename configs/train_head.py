@@ -1,6 +1,6 @@
 r"""Trains a draft head on the features of a frozen target.
 
-The heads of the embedded target:
+To train the heads of the embedded target:
 
   python -m launch.train --config=configs/train_head.py:eagle3 \
     --config.head.draft_vocab_size=2048 \
@@ -10,8 +10,8 @@ The heads of the embedded target:
 
 `:eagle`, `:p_eagle`, `:mtp` (multi-token prediction), `:dflash` (JetSpec's with
 --config.head.causal), `:dflash2` and `:dspark` are the other kinds. Any target
-that decodes can have one; this is SmolLM2's, first on plain text, then on its
-own conversations:
+that decodes can have a head; these commands train SmolLM2's, first on plain
+text, then on its own conversations:
 
   SMOLLM2=$(python -m launch.tools.fetch_smollm2)
   python -m launch.train --config=configs/train_head.py:eagle3 \
@@ -22,8 +22,8 @@ own conversations:
     --config.target=$SMOLLM2 --config.init_from=HEAD \
     --config.dataset=FOLDER --workdir=W2 --export=HEAD2
 
-For several epochs or heads compute the target's features once
-(`launch.tools.features`), and add --config.features=FEATURES.
+For several epochs or heads, compute the target's features once
+(`launch.tools.features`) and add --config.features=FEATURES.
 """
 
 import ml_collections
@@ -46,9 +46,9 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
   config.target = "models/pretrained/target"
   head = config.head = ml_collections.ConfigDict()
   head.kind = arg
-  # Draft length to train: unrolled steps of EAGLE or MTP, Medusa's heads, masks
-  # of a block or of P-EAGLE. Each depth's loss has depth_decay times the weight
-  # of the one before; EAGLE-3 uses 0.8.
+  # Draft length to train for: unrolled steps of EAGLE or MTP, Medusa's heads,
+  # masks of a block or of P-EAGLE. Each depth's loss has depth_decay times the
+  # weight of the depth before; EAGLE-3 uses 0.8.
   head.depth = 4
   head.depth_decay = 0.8
   blocks = arg in ("dflash", "dflash2", "dspark")
@@ -61,13 +61,13 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
     head.layers = ()
     head.mlp_dim = 0  # its MLP's hidden width; 0 for the target's
   if arg == "p_eagle":
-    # Depths that `speculators` trains. Positions weigh the same at all depths,
-    # each of which trains 0.7 of the positions before, but at least a fifth.
+    # As many depths as `speculators` trains. Positions weigh the same at every
+    # depth; a depth trains 0.7 of those before it, but at least a fifth.
     head.depth = 8
     head.depth_decay = 1.0
     head.num_layers = 4
   if blocks:
-    # Drafted tokens of a block, and DFlash's decay for 7: exp(-1 / 4).
+    # Drafted tokens per block, and DFlash's decay for 7: exp(-1 / 4).
     head.depth = 7
     head.depth_decay = 0.7788
     head.num_layers = 2  # of the head
@@ -84,7 +84,7 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
     head.markov = "vanilla"
     head.rank = 256
   if arg == "dflash2":
-    # Channels that share a convolution's change, and of the selector's codes.
+    # Channels that share a kernel's change; channels of the selector's codes.
     head.group = 16
     head.rank = 256
   if arg == "mtp":
@@ -92,7 +92,7 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
     head.depth = 3
     head.depth_decay = 0.6
   if arg == "eagle":
-    # Weight of the distance to the target's next feature in the loss.
+    # Weight in the loss of the distance to the target's next feature.
     head.feature_weight = 1.0
   # A head to start from, instead of the target's last layer; it keeps its draft
   # vocabulary unless another size is given.

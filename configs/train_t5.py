@@ -1,8 +1,8 @@
 r"""Trains an encoder-decoder, and drafters for it, on pairs of texts.
 
 The folder W has train.jsonl and validation.jsonl, lines {"input", "output"}.
-The verifier, its outputs for the training inputs (sequence-level distillation),
-and two drafters of equal size, autoregressive and block:
+Train the verifier, decode its outputs for the training inputs (sequence-level
+distillation), and train two drafters of equal size, autoregressive and block:
 
   python -m launch.train --config=configs/train_t5.py:verifier,$W \
     --workdir=$W/verifier-run --export=$W/verifier
@@ -27,7 +27,7 @@ _COMMON = dict(
   activation="gelu_tanh", gated_mlp=True, tied_embeddings=False,
   scale_outputs=False,
 )  # fmt: skip
-# Layers of encoder and decoder. Drafters: deep and shallow, as the paper says.
+# Encoder and decoder layers; drafters are deep and shallow, as in the paper.
 _LAYERS = {
   "verifier": (4, 4), "draft": (2, 1), "block": (2, 1), "block_6_6": (6, 6),
   "tiny": (1, 1), "tiny_block": (1, 1),
@@ -59,11 +59,11 @@ def get_config(arg: str = "verifier,.") -> ml_collections.ConfigDict:
   config.input_length = 64  # tokens; longer inputs are cut
   config.output_length = 40
   config.batch_size = 64
-  # Over the devices: batches along the first axis, weights along the second.
+  # Devices: batches are split along the first axis, weights along the second.
   config.mesh = (-1, 1)
   config.objective = "cross_entropy"  # the only one here
   config.label_smoothing = 0.1 if config.kind == "t5_block" else 0.0
-  config.glance = (0.5, 0.3)  # share of its errors revealed to a block
+  config.glance = (0.5, 0.3)  # share of a block's errors revealed to it
   config.num_steps = 6000
   config.learning_rate = 1e-3 if drafts else 7e-4
   config.warmup_steps = 300
@@ -71,9 +71,9 @@ def get_config(arg: str = "verifier,.") -> ml_collections.ConfigDict:
   config.weight_decay = 0.01
   config.seed = 0
   config.data_seed = 0
-  config.log_every = 50  # 0 for never, also below
+  config.log_every = 50  # 0 means never, also below
   config.validate_every = 500
-  config.validation_batches = 0  # the first ones; 0 for all
+  config.validation_batches = 0  # only the first ones; 0 for all
   config.checkpoint_every = 250
   config.export_dtype = "float32"
   if name.startswith("tiny"):

@@ -10,13 +10,13 @@ DIR is a model with a chat template. Tokens appear as they are accepted, in the
 colors of launch.decode; a line after each answer reports its speed. Each
 question is answered with the whole conversation as context. Commands:
 
-  /temperature X  of the next answers; 0 is greedy
+  /temperature X  for the next answers; 0 is greedy
   /reset          starts a new conversation
   /help           lists the commands
-  /quit           ends, as Ctrl-D does; Ctrl-C ends an answer
+  /quit           quits, as Ctrl-D does; Ctrl-C ends an answer
 
-With piped input every line is a message or a command, and only answers go to
-stdout. Exit code 2: a line was rejected (on stderr), the others were answered.
+With piped input, every line is a message or a command, and only answers go to
+stdout. Exit code 2: a line was rejected (see stderr); the others were answered.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ _SYSTEM_MESSAGE = flags.DEFINE_string(
 )
 
 _COMMANDS = "/temperature X, /reset, /help, /quit"
-# Texts are padded to a power of two, at least this: each width compiles anew.
+# Texts are padded to a power of two, at least this: each width is compiled.
 _SMALLEST = 256
 
 

@@ -21,15 +21,15 @@ from ml_collections import config_flags
 
 from launch import processes, without_tpu
 
-# Flags that several commands have; a name can be defined only once.
+# Flags that several commands share; a name can be defined only once.
 CONFIG = config_flags.DEFINE_config_file(
-  "config", None, "Experiment file, as in configs/.", lock_config=True
+  "config", None, "Experiment file, see configs/.", lock_config=True
 )
-PROMPTS = flags.DEFINE_string("prompts", None, "Prompts, JSON lines.")
+PROMPTS = flags.DEFINE_string("prompts", None, "File of prompts, JSONL.")
 OUTPUT = flags.DEFINE_string("output", None, "Where to write the results.")
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace existing outputs.")
 WORKDIR = flags.DEFINE_string(
-  "workdir", None, "Folder of a training run, or for figures."
+  "workdir", None, "Folder for a training run or for figures."
 )
 TARGET = flags.DEFINE_string(
   "target",
@@ -37,7 +37,7 @@ TARGET = flags.DEFINE_string(
   "A distribution (0.2,0.3,0.5), a plan's shape, or a directory.",
 )
 RULE = flags.DEFINE_string(
-  "rule", None, 'A rule, as in "token" or "typical(epsilon=0.2)".'
+  "rule", None, 'A rule, such as "token" or "typical(epsilon=0.2)".'
 )
 TEMPERATURES = flags.DEFINE_list(
   "temperatures", None, "Temperatures to decode at, in turn."
@@ -47,7 +47,7 @@ BATCH_SIZES = flags.DEFINE_list(
 )
 COUNT = flags.DEFINE_integer("count", None, "How many to make.", lower_bound=1)
 SEED = flags.DEFINE_integer(
-  "seed", None, "Seed of sampling or of the search.", lower_bound=0,
+  "seed", None, "Seed for sampling or for the search.", lower_bound=0,
   upper_bound=2**32 - 1,
 )  # fmt: skip
 _DEBUG = flags.DEFINE_bool("debug", False, "Show tracebacks of all errors.")
@@ -167,7 +167,7 @@ def _guarded(command: Command, argv: Sequence[str]) -> int:
     code = command(argv)
     sys.stdout.flush()
     return code
-  except BrokenPipeError:  # as of `| head`
+  except BrokenPipeError:  # for example, from `| head`
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 141  # as a shell reports SIGPIPE
   except (UserError, ValueError, OSError, processes.UnjoinedError) as error:
@@ -218,7 +218,7 @@ def _parse(
 
 
 def _default_flag(name: str, value) -> None:
-  """Sets a jax option unless the environment has; a flag still overrides."""
+  """Sets a jax option unless the environment does; flags still override it."""
   if name.upper() not in os.environ:
     jax.config.update(name, value)
     flags.FLAGS.set_default(name, value)

@@ -7,8 +7,8 @@ r"""Decodes prompts speculatively and, for comparison, autoregressively.
 Run it from the checkout's root. Without --prompts it completes a few examples
 of code. A line of IN.jsonl is {"id": ..., "prompt": "..."}, or has "messages"
 or, for an encoder-decoder, "input" (see launch/prompts.py). Without --output,
-completions are shown in color; --svg=FILE draws them. The same command resumes
-a killed run (from OUT.jsonl.journal). docs/decode.md describes the outputs.
+completions are shown in color; --svg=FILE draws them. Repeat the command to
+resume a killed run (from OUT.jsonl.journal). docs/decode.md describes outputs.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ from specjax.state import StopReason
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT)
 _SUMMARY = flags.DEFINE_string(
-  "summary", None, "Where to write the run's statistics, JSON."
+  "summary", None, "Where to write the run's statistics, as JSON."
 )
 _BASELINE = flags.DEFINE_bool(
   "baseline", True, "Also decode autoregressively, to measure the speed-up."
@@ -51,9 +51,9 @@ _LOG_PROBS = flags.DEFINE_bool(
   "log_probs", False, "Also write the log-probability of every token."
 )
 _STEPS = flags.DEFINE_string(
-  "steps", None, "Where to write a trace of every round, JSONL."
+  "steps", None, "Where to write a trace of every round, as JSONL."
 )
-_SVG = flags.DEFINE_string("svg", None, "Where to draw the completions, SVG.")
+_SVG = flags.DEFINE_string("svg", None, "Where to draw completions, as SVG.")
 
 
 def is_traced() -> bool:
@@ -69,7 +69,7 @@ def measures_speedup() -> bool:
 def decode_batch(
   number: int, batch: Batch, speculative: Engine, baseline: Engine | None
 ) -> dict:
-  """Decodes a batch with both engines, which alternate in going first."""
+  """Decodes a batch with both engines, which take turns going first."""
   engines = [e for e in (speculative, baseline) if e]
   for one in engines:
     one.compile(batch)
@@ -169,7 +169,7 @@ def read_prompts(
 
 
 def summary_of(items: list[Prompt], records: list[dict]) -> dict:
-  """The numbers of a run (`intervals.summarize`)."""
+  """The statistics of a run (`intervals.summarize`)."""
   content = {p.key: requests.content_of(p) for p in items}
   summary = intervals.summarize(
     intervals.merged(

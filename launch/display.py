@@ -1,8 +1,8 @@
 """Console output of completions and summaries.
 
 Each token shows its origin: accepted from the draft, drawn from the residual
-after a rejection, or the bonus after a fully accepted block. With color these
-are green, orange and blue; without, the two rarer ones are bracketed.
+after a rejection, or the bonus after a fully accepted block. In color these are
+green, orange and blue; without color, the two rarer ones are bracketed.
 """
 
 import io

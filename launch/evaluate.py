@@ -21,15 +21,14 @@ sets its rule. Everything else comes from the config. The draft of
 Rounds are timed separately from the answers and predict the speed-up;
 --timing=passes also times target passes over 1 to 16 tokens, --timing=none
 times nothing. --explain reports whether drafting pays, why, and with how many
-tokens: without --systems it measures the config's drafter with 1 to 12.
+tokens; without --systems, it measures the config's drafter with 1 to 12 tokens.
 
 E.json has a row for each system, temperature, batch size and category, and its
-raw data; E.md shows and explains them (how to read it: docs/pay.md),
-with E-throughput.svg. The same command resumes a killed run from
-E.json.journal.
+raw data; E.md shows and explains them, with E-throughput.svg (docs/pay.md says
+how to read it). Repeat the command to resume a killed run from E.json.journal.
 
 Several processes (see launch/processes.py) share the groups of questions if
-each holds the models on its own devices; process 0 writes.
+each holds the models on its own devices; process 0 writes the files.
 """
 
 import collections
@@ -64,26 +63,26 @@ cli.reads(
   cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.TEMPERATURES, cli.BATCH_SIZES,
 )  # fmt: skip
 _QUESTIONS = flags.DEFINE_string(
-  "questions", None, "Questions, JSONL; by default our own."
+  "questions", None, "File of questions, JSONL; by default our own."
 )
 _SYSTEMS = flags.DEFINE_string(
   "systems", None, "Systems to compare; by default the config's drafter."
 )
 _SUBSET = flags.DEFINE_integer(
-  "subset", None, "Take only this many questions, stratified.",
+  "subset", None, "Use only this many questions, stratified.",
   lower_bound=1,
 )  # fmt: skip
 _ROUNDS = flags.DEFINE_integer(
-  "rounds", 1, "How often to repeat everything.", lower_bound=1
+  "rounds", 1, "How many times to repeat everything.", lower_bound=1
 )
 _TIMING = flags.DEFINE_enum(
   "timing", "rounds", measure.TIMINGS,
-  "What to time besides answers: rounds, also target passes, or none.",
+  "What to time besides answers: rounds, target passes as well, or nothing.",
 )  # fmt: skip
 _EXPLAIN = flags.DEFINE_bool(
   "explain", False, "Also report whether drafting pays, and why."
 )
-# Tokens per answer to our own questions: takes a few minutes on a laptop.
+# Tokens per answer to our own questions: a few minutes' work on a laptop.
 _OWN_BUDGET = 64
 
 

@@ -1,9 +1,9 @@
-"""Figures of TPU generations, and the slices that plans compile for.
+"""Figures for TPU generations, and the slices that plans compile for.
 
 Figures are from https://docs.cloud.google.com/tpu/docs (system architecture),
 read in November 2026; v4's six links of 50 GB/s are from its paper (Jouppi et
 al., 2023). Usable memory is what libtpu's compiler reports, which is less than
-installed.
+what is installed.
 """
 
 import dataclasses
@@ -27,9 +27,9 @@ class Chip:
     peak_flops: bfloat16 operations per second.
     ici_bandwidth: bytes per second that a device can send over all its links:
       half of Google's "bidirectional" figure.
-    dimensions: of its torus, 2 or 3.
-    accelerator: Cloud's prefix for slices, followed by the number of chips in
-      two dimensions, of cores (two per chip) in three.
+    dimensions: dimensions of its torus, 2 or 3.
+    accelerator: Cloud's prefix for slices, followed by the number of chips for
+      two dimensions, or of cores (two per chip) for three.
     devices_per_chip: devices that jax sees; the figures above are per device.
   """
 
@@ -51,7 +51,7 @@ CHIPS = {
          "v5litepod"),
     Chip("v5p", int(95.74 * GIB), 2765e9, 459e12, 1200e9 / 2, 3, "v5p"),
     Chip("v6e", int(31.25 * GIB), 1638e9, 918e12, 800e9 / 2, 2, "v6e"),
-    # Half a chip: jax sees two devices on each.
+    # Half a chip: jax sees two devices per chip.
     Chip("tpu7x", int(94.75 * GIB), 7380e9 / 2, 2307e12 / 2,
          1200e9 / 2 / 2, 3, "tpu7x", devices_per_chip=2),
   )

@@ -7,14 +7,14 @@ r"""Searches for the sub-layers to skip when a target drafts for itself.
 
 Every draft pass skips some of the 2L attentions and MLPs (Draft and Verify,
 Zhang et al., ACL 2024). Tree-structured Parzen estimators (pip install
-'specjax[search]') propose sets, scored by a predicted speed-up: one pass over
-the target's completions gives a set's acceptance, without compiling it, and a
-draft pass costs the weights that it reads. `launch.evaluate` measures what the
-best set is worth.
+'specjax[search]') propose sets, which are scored by predicted speed-up: one
+pass over the target's completions gives a set's acceptance, without compiling
+for it, and the cost of a draft pass is the weights that it reads.
+`launch.evaluate` measures what the best set is worth.
 
 Prompts are as in launch.decode. Acceptance is measured over max_new_tokens of
-each, at the config's temperature and truncation. The output, which layer_skip
-reads, lists every evaluation.
+each, at the config's temperature and truncation. The output file, which
+layer_skip reads, lists every evaluation.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ _TOKENS = flags.DEFINE_integer(
 
 
 def draft_cost(config: TransformerConfig, skipped: SkippedLayers) -> float:
-  """The share of the target's weights that a pass reads if it skips some."""
+  """The share of the target's weights that a pass with skipped layers reads."""
   blocks = [active_weights(config, i) for i in range(config.num_layers)]
   attention, mlp = zip(*blocks, strict=True)
   output = config.vocab_size * config.embed_dim  # the projection to logits
@@ -80,10 +80,10 @@ def evaluation(
 
 
 def gated(module: Transformer, gates: Array, fed: Fed) -> ModelOutput:
-  """Runs a model with sub-layers switched off, all sets in one program.
+  """Runs a model with sub-layers switched off, in one program for all sets.
 
   Args:
-    module: the network, without recurrent layers and shared keys and values.
+    module: the network, without recurrent layers or shared keys and values.
     gates: `bool[L, 2]`, whether each layer's attention and MLP are on.
     fed: from `Transformer.enter`, with a cache.
   """
@@ -115,7 +115,7 @@ def make_scorer(
   The full target reads each text once. With layers skipped it reads the text
   again in one pass, where each token attends to the full target's cache before
   it and to itself, like the first draft token of a round. sum min(p, q) at a
-  position is the acceptance probability there; later draft tokens have less.
+  position is the acceptance probability there, lower for later draft tokens.
 
   Args:
     module: the target.

@@ -33,7 +33,7 @@ class Lesson:
   """What a draft learns.
 
   Attributes:
-    draft: computes its distributions at the entries of a ring.
+    draft: computes the draft's distributions at the entries of a ring.
     fixed: names of parts shared with the target, which are frozen.
   """
 
@@ -71,14 +71,14 @@ class Learner:
   """A draft's parameters and their optimizer (`specjax.runtime.engine`).
 
   Attributes:
-    params: of both models; the target's never change.
+    params: parameters of both models; the target's never change.
     updates: optimizer steps so far.
-    seconds: spent on them.
+    seconds: time spent on them.
   """
 
   def __init__(self, settings: Learning, params: Params, lesson: Lesson):
     """Starts from the parameters of a checkpoint."""
-    # Committed to their devices, like an update's results: one program then.
+    # Committed to their devices, as an update's results are: one program then.
     commit = lambda tree: jax.tree.map(
       lambda x: jax.device_put(x, x.sharding), tree
     )
@@ -133,7 +133,7 @@ class Learner:
     return dataclasses.replace(state, drafter_state=drafter_state)
 
   def learn(self, state: DecodeState, rounds: int) -> None:
-    """Updates if it is time, and keeps the rings."""
+    """Updates the draft if it is time to, and keeps the rings."""
     self._since += rounds
     ring = state.drafter_state.ring
     if self._since >= self._every:

@@ -4,7 +4,7 @@ r"""Plans decoding on a TPU slice by compiling for it, without a TPU.
     --drafter='model("llama-3.2-1b")' --batch_size=8 --max_length=4096
 
 Needs x86-64 Linux and `pip install -e '.[tpu]'`; no TPU, account or network.
-Models and draft heads are names in configs/shapes.py or paths of a
+Models and draft heads are names from configs/shapes.py or paths to a
 `config.json`. --drafter is written as in configs: model, ngram, layer_skip,
 plain or any head except assistant (mtp with one layer), without policies or
 ladders. --rule defaults to match for deterministic drafts, token for other
@@ -13,10 +13,10 @@ and --prompt_length=1.
 
 Memory, collectives and copies are read from the compiled program. Times are
 from a roofline model (launch/planning/networks.py), not measured. Compiling
-takes from half a minute to some minutes. --output writes everything as JSON.
+takes from half a minute to a few minutes. --output writes everything as JSON.
 
-Exit codes: 0; 2 for a mistake (an unknown topology lists the known ones); 3 if
-it does not fit.
+Exit codes: 0; 2 for a mistake (for an unknown topology, the known ones are
+listed); 3 if it does not fit.
 """
 
 import dataclasses
@@ -66,10 +66,10 @@ _INPUT_LENGTH = flags.DEFINE_integer(
 )
 _DRAFTER = flags.DEFINE_string("drafter", None, "The drafter, as in configs.")
 _MESH = flags.DEFINE_string(
-  "mesh", "", "Mesh, such as data:2,model:8; by default all on 'model'."
+  "mesh", "", "Mesh, such as data:2,model:8; by default, all on 'model'."
 )
 _WEIGHTS = flags.DEFINE_string(
-  "weights", "", "Target weights: int8, int4, fp8; by default bfloat16."
+  "weights", "", "Target weights: int8, int4, fp8; by default, bfloat16."
 )
 _CACHE = flags.DEFINE_enum(
   "cache", None, sorted(quantized_cache.KINDS), "KV cache, by default bfloat16."
@@ -80,7 +80,7 @@ _DOES_NOT_FIT = 3
 
 
 def shape(text: str) -> TransformerConfig | T5Config:
-  """A model by name, or by the path of a `config.json` or its folder."""
+  """A model by name, or by the path to a `config.json` or its folder."""
   settings = _settings(text, shapes.SHAPES | shapes.T5_SHAPES)
   config = translate(settings)
   if isinstance(config, T5Config):  # untied embeddings are two tables

@@ -1,8 +1,8 @@
 r"""Runs with several processes: joining them, and the chief, which writes.
 
 A TPU slice with several workers runs one process per worker;
-`jax.distributed.initialize` finds the others, also under Slurm, Open MPI and
-Kubernetes with --distributed=on. By hand, on one machine or several:
+`jax.distributed.initialize` finds the others, as it does under Slurm, Open MPI
+and Kubernetes with --distributed=on. By hand, on one machine or several:
 
   JAX_COORDINATOR_ADDRESS=localhost:9911 JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=0 \
     python -m launch.decode --config=configs/embedded.py --output=OUT.jsonl &

@@ -7,8 +7,8 @@ A line of a prompts file is a JSON object (`Line`):
    "stop": ["\n\n", "END"], ...}
 
 Only the prompt (or messages) is required; other fields may be null. An
-encoder-decoder takes {"id": ..., "input": "the encoder's text"}; a prompt then
-starts its answer. HTTP requests have the same `Settings`.
+encoder-decoder takes {"id": ..., "input": "the encoder's text"}; a prompt, if
+given, then starts its answer. HTTP requests have the same `Settings`.
 """
 
 import dataclasses
@@ -67,7 +67,7 @@ class Settings(BaseModel):
   Those of `specjax.runtime.requests.Settings`, and `stop`: the completion ends
   before the first of these strings. As in vLLM, top_k -1 (or 0) keeps all
   tokens; as in OpenAI's API, top_p 0 is greedy. Seeds of more than 32 bits are
-  folded to 32.
+  folded into 32.
   """
 
   model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -119,8 +119,8 @@ class Line(Settings):
   """A line of a prompts file.
 
   Attributes:
-    id: any JSON value; None for the line's number.
-    num_samples: number of completions; None for one, without "sample".
+    id: any JSON value; None means the line's number.
+    num_samples: number of completions; None means one, without "sample".
     task, output: ignored; data sets have these columns.
   """
 
@@ -146,9 +146,9 @@ class Prompt:
   """A prompt, or one sample of it, with its settings.
 
   Attributes:
-    stream: it draws from `fold_in(key(seed), stream)`.
-    id: of its line.
-    text: the prompt; of messages, rendered by the chat template.
+    stream: the completion draws from `fold_in(key(seed), stream)`.
+    id: the line's id.
+    text: the prompt; messages are rendered by the chat template.
     token_ids: the prompt's tokens, at least one.
     sample: index among several completions of one prompt, or None.
     settings: override the config's.
@@ -221,7 +221,7 @@ def all_of(
   max_tokens: int,
   encoder: Encoder | None = None,
 ) -> list[Prompt]:
-  """The prompts of a file, without settings; of None or "built-in" our own.
+  """The prompts of a file, without settings; ours for None or "built-in".
 
   ValueError for a bad line, one with settings, or a file without prompts.
   """
@@ -251,15 +251,15 @@ def read_jsonl(
   max_new_tokens: int | None = None,
   encoder: Encoder | None = None,
 ) -> tuple[list[Prompt], list[str]]:
-  """Reads a prompts file, see the module.
+  """Reads a prompts file; the module's docstring has its format.
 
   A prompt's random stream depends on its id (unless it has its own seed) and
   the sample's number, not on its place in the file or on other prompts.
 
   Returns:
     The valid prompts, one per sample, and a message for every bad line,
-    "FILE:LINE: FIELD: REASON". A line without an id gets its number; a repeated
-    id is bad.
+    "FILE:LINE: FIELD: REASON". A line without an id gets its number; one that
+    repeats an id is bad.
   """
   prompts, problems, seen = [], [], {}
   for number, text in results.lines_of(path):
@@ -350,7 +350,7 @@ def _checked(token_ids: Sequence[int], max_tokens: int) -> tuple[int, ...]:
 
 
 def _stream(identity: Any, sample: int | None) -> int:
-  """The random stream of a row, `u32`: its id below 2^31, else a hash above."""
+  """A row's random stream, `u32`: its id if below 2^31, else a hash above."""
   if sample is not None:
     identity = {"id": identity, "sample": sample}
   elif type(identity) is int and 0 <= identity < 1 << 31:

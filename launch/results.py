@@ -66,7 +66,7 @@ def messages(path: str | None) -> Any:
 
 
 def lines_of(path: str | pathlib.Path) -> list[tuple[int, str]]:
-  """The lines of a UTF-8 file with their numbers, without empty ones."""
+  """The non-empty lines of a UTF-8 file, with their numbers."""
   try:
     text = pathlib.Path(path).read_text("utf-8-sig")
   except UnicodeDecodeError:
@@ -94,7 +94,7 @@ def dumps(records: Iterable[Any]) -> str:
 class Journal:
   """The finished batches of a run, in OUT.journal until the output is written.
 
-  The first line has the settings of the run, each further line a batch.
+  The first line has the settings of the run, each later line a batch.
 
   Attributes:
     batches: records by their "batch" (a number or a string), in the order in

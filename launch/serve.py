@@ -8,7 +8,7 @@ r"""Serves a pair over an OpenAI-compatible HTTP API.
 /v1/completions, /v1/chat/completions and /v1/models follow OpenAI's API;
 /health and /metrics (Prometheus) are for operators. See docs/serving.md.
 
-A request gets a slot, a row of the running batch, as soon as one is free. Its
+A request gets a slot (a row of the running batch) as soon as one is free. Its
 tokens depend only on its prompt, settings and seed, not on the other slots.
 
 The server listens on 127.0.0.1 unless --host is given, and requires the bearer
@@ -47,7 +47,7 @@ _LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 cli.reads(cli.CONFIG)
 _HOST = flags.DEFINE_string(
-  "host", "127.0.0.1", "Address to listen on; 0.0.0.0 is open to everybody."
+  "host", "127.0.0.1", "Address to listen on; 0.0.0.0 is open to everyone."
 )
 _PORT = flags.DEFINE_integer("port", 8000, "The port; 0 picks a free one.")
 _SLOTS = flags.DEFINE_integer(
@@ -58,7 +58,7 @@ _QUEUE = flags.DEFINE_integer(
 )
 _MAX_PROMPT = flags.DEFINE_integer(
   "max_prompt", 1024,
-  "Most tokens of a prompt; its completion may add config.max_new_tokens.",
+  "Maximum prompt tokens; a completion may add config.max_new_tokens.",
   lower_bound=1,
 )  # fmt: skip
 _SHARE = flags.DEFINE_boolean(
@@ -66,7 +66,7 @@ _SHARE = flags.DEFINE_boolean(
   "prefix. Response times then reveal the reuse.",
 )  # fmt: skip
 _ANSWER_SECONDS = flags.DEFINE_float(
-  "answer_seconds", 600.0, "Most seconds an answer may take.", lower_bound=0.1
+  "answer_seconds", 600.0, "Maximum seconds per answer.", lower_bound=0.1
 )
 _DRAIN_SECONDS = flags.DEFINE_float(
   "drain_seconds", 30.0, "Seconds for running answers at shutdown."
@@ -79,15 +79,15 @@ _TEMPLATE = flags.DEFINE_string(
 )
 _DEPTHS = flags.DEFINE_enum(
   "depth_policy", "whole", server.POLICIES,
-  "How deep slots draft: as in the config, or as deep as pays at this load "
-  "given the requests' objectives (slo_ms_per_token).",
+  "How deep slots draft: as in the config, or as deep as pays at the current "
+  "load, given the requests' objectives (slo_ms_per_token).",
 )  # fmt: skip
 
 
 _ROWS = flags.DEFINE_enum(
   "rows", "all", ("all", "running"),
   "Slots that a round computes: all, or as many as decode, rounded up to a "
-  "power of two. Then neighbors may change a request's logits by rounding.",
+  "power of two; then neighbors may change a request's logits by rounding.",
 )  # fmt: skip
 
 

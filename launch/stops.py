@@ -16,9 +16,9 @@ _NONE = "\ufffd"
 class Detokenizer:
   """Detokenizes incrementally, in whole characters.
 
-  Returned text is final: all pieces and the rest make up the text of all
-  tokens. So fallback bytes wait for the tokens after them: one invalid byte
-  invalidates its neighbors.
+  Returned text is final: the pieces and the rest make up the text of all
+  tokens. Fallback bytes therefore wait for the tokens after them, since one
+  invalid byte invalidates its neighbors.
   """
 
   def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()):
@@ -58,7 +58,7 @@ class Reader:
   the possible beginning of a stop string.
 
   Attributes:
-    token_ids: of the completion so far.
+    token_ids: tokens of the completion so far.
   """
 
   def __init__(
@@ -131,7 +131,7 @@ def text_of(
     prompt: its prompt.
     row: "token_ids", including the one that completed a stop string, and
       "stop_reason".
-    tokenizer: of the pair.
+    tokenizer: the pair's tokenizer.
   """
   text = tokenizer.decode(row["token_ids"], after=prompt.token_ids)
   if row["stop_reason"] != StopReason.STOP_STRING.name.lower():

@@ -7,8 +7,8 @@ The same command, or `--workdir` alone, resumes from the last checkpoint and
 ends with the same parameters, bit for bit, as an uninterrupted run. SIGTERM or
 Ctrl-C saves a checkpoint and exits with code 75, unfinished. At the end the
 model is exported as Llama files to `--export`. An existing model, and a run
-with other settings in WORKDIR, are replaced only with --overwrite. Numbers of
-steps, rates and logging may change within a run. WORKDIR gets
+with other settings in WORKDIR, are replaced only with --overwrite. The number
+of steps, rates and logging may change within a run. WORKDIR gets
 
   config.json      the settings
   metrics.jsonl    every `log_every` steps the objective's loss (as in
@@ -19,9 +19,9 @@ steps, rates and logging may change within a run. WORKDIR gets
   checkpoints/     the newest two
 
 Checkpoints load onto any mesh: the same command resumes with another
-`--config.mesh` or on other devices, but needs as many processes, because each
-has its position in the data. `--workdir` and `--export` alone export a finished
-run.
+`--config.mesh` or on other devices, but needs the same number of processes,
+because each has its own position in the data. `--workdir` and `--export` alone
+export a finished run.
 
 It also trains heads on a target's features (configs/train_head.py), and
 encoder-decoders and SpecDec's block drafters (configs/train_t5.py), which are

@@ -24,7 +24,7 @@ def has_tpu() -> bool:
 def set_environment() -> None:
   """Tells libtpu that there is no TPU, if there is none.
 
-  Must come before jax looks for devices. What is already set is kept.
+  Call it before jax looks for devices. What is already set is kept.
   """
   if has_tpu():
     return

@@ -11,7 +11,7 @@ Where things are:
               the tables in `families`.
   checkpoints loads a `Network` or a head from a path in any format
   sharding, meshes    how parameters are partitioned over devices
-  tokenizers, token_text, chat    text to ids and back, conversations
+  tokenizers, token_text, chat    text to ids and back; conversations
   head_shapes, head_starts    shapes of heads; their initial weights
   pretrained/ the pair and the heads that come with the code
 

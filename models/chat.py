@@ -1,6 +1,6 @@
 """Encodes conversations for chat models.
 
-Special tokens, such as `<|im_start|>`, only come from the model's template:
+Special tokens, such as `<|im_start|>`, come only from the model's template:
 their names in a message are plain text.
 """
 
@@ -46,7 +46,7 @@ def encode(
   names, expression = _special(tokenizer)
 
   def marked(value: Any) -> Any:
-    """Replaces names of special tokens in a JSON value by marked numbers."""
+    """Replaces names of special tokens in a JSON value with marked numbers."""
     if isinstance(value, str):
       if _MARK in value:
         raise ValueError(f"a message contains the noncharacter {_MARK!r}")

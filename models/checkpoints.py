@@ -54,7 +54,7 @@ class Network:
     config: its configuration.
     params: its parameters.
     module: the module on one device; None on a mesh.
-    dtype: of activations on a mesh.
+    dtype: dtype of activations on a mesh.
     sharding: its sharding rules on a mesh.
     weights: how its weights are quantized; None if they are not.
     stored: dtype of the KV cache; None for `dtype`.
@@ -141,7 +141,7 @@ def load(
 
   Args:
     path: a directory, a GGUF file or a name on the Hub.
-    dtype: of parameters and activations.
+    dtype: dtype of parameters and activations.
     mesh: the devices, for a model with stacked layers; None for one device.
     sharding: the model's sharding rules, required with a mesh.
     stored: dtype of the KV cache, "int8" or "fp8"; None for `dtype`.
@@ -168,7 +168,7 @@ def load(
   if mesh is None:
     module = loading.load(source, dtype=dtype, form=form, kept=kept)
     if isinstance(module, Transformer):
-      gc.collect()  # what loading left would keep the weights replaced below
+      gc.collect()  # leftovers of loading would keep replaced weights alive
       for layer in module.layers:
         lay_out(layer)
     return Network.of_module(module, weights=scheme, stored=stored, note=note)
@@ -215,7 +215,7 @@ def _kept(
 
 
 def reads_inputs(path: str) -> bool:
-  """True if the model at a path is an encoder-decoder; raises as `load`."""
+  """True if the model at a path is an encoder-decoder; raises like `load`."""
   return isinstance(read_config(path), T5Config)
 
 
@@ -234,7 +234,7 @@ def load_head(
   Args:
     path: its directory.
     target: from `load`, on the same devices.
-    dtype: of parameters and activations.
+    dtype: dtype of parameters and activations.
     mesh: the devices; None for one device.
     sharding: the head's sharding rules on the mesh.
     of_target: whether `path` is the target's directory and the head its MTP
@@ -244,7 +244,7 @@ def load_head(
       Not supported on a mesh.
 
   Raises:
-    FileNotFoundError, ValueError: as `models.formats.head_checkpoints.load`.
+    FileNotFoundError, ValueError: like `models.formats.head_checkpoints.load`.
   """
   path = hub.local(path)
   frame = target.params if mesh is None else target.params["frame"]
@@ -263,7 +263,7 @@ def load_head(
 
 
 def read_head(path: str, target: str) -> HeadShape:
-  """Reads the shapes of a head without its weights; raises as `load_head`.
+  """Reads the shapes of a head without its weights; raises like `load_head`.
 
   If both paths are equal, the head is the target's own MTP head.
   """
@@ -281,7 +281,7 @@ def describe_target(config: TransformerConfig, **tables) -> Target:
 
 
 def load_module(path: str) -> Transformer:
-  """Loads a decoder-only module in float32; raises as `load`."""
+  """Loads a decoder-only module in float32; raises like `load`."""
   path = hub.local(path)
   if reads_inputs(path):
     raise ValueError(
@@ -291,13 +291,13 @@ def load_module(path: str) -> Transformer:
 
 
 def read_config(path: str) -> TransformerConfig | T5Config:
-  """Reads a model's configuration without its weights; raises as `load`."""
+  """Reads a model's configuration without its weights; raises like `load`."""
   path = hub.local(path)
   return _reader(path).read_config(path)
 
 
 def load_tokenizer(path: str) -> Tokenizer:
-  """Loads a model's tokenizer; raises as `models.tokenizers.load`."""
+  """Loads a model's tokenizer; raises like `models.tokenizers.load`."""
   path = hub.local(path)
   if is_file(path):
     return gguf_tokenizer.load(path)

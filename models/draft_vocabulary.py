@@ -1,7 +1,7 @@
 """Draft vocabularies: heads that predict fewer tokens than the target.
 
-Files list the tokens twice: `d2t` has each one's id minus its index, and `t2d`
-marks them among all tokens.
+Files list the tokens twice: `d2t` has each token's id minus its index, and
+`t2d` marks them among all tokens.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ def spread(logits: Array, ids: Array, vocab_size: int) -> Array:
 
   Args:
     logits: `f32[..., W]`.
-    ids: `i32[W]`, the token of each.
+    ids: `i32[W]`, the token that each is for.
     vocab_size: V.
 
   Returns:
@@ -50,7 +50,7 @@ def read(
   """Reads the ids of a draft vocabulary from a file's tensors, `i32[W]`.
 
   Args:
-    tensors: by normalized name.
+    tensors: tensors by normalized name.
     size: W.
     vocab_size: V.
 

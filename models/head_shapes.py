@@ -27,7 +27,7 @@ from models.networks.transformer import FINAL, Features
 from models.sharding import Sharding
 
 HeadModule = eagle.Eagle | medusa.Medusa | dflash.Parallel | mtp.Mtp | Assistant
-# The network of each kind, and what makes pure functions of it.
+# The network of each kind, and what turns it into pure functions.
 _NETWORKS: dict[str, tuple[Any, Callable[..., tuple[Any, Any]]]] = {
   "eagle": (eagle.Eagle, eagle.as_feature_model),
   "eagle3": (eagle.Eagle, eagle.as_feature_model),
@@ -51,7 +51,7 @@ class Target:
   """Sizes of a head's target, and the arrays that it shares.
 
   Attributes:
-    num_layers: of the target.
+    num_layers: the target's number of layers.
     embed_dim: its width.
     vocab_size: rows of its embedding.
     embedding: `f[V, D]`, or None if a head is only described.
@@ -72,7 +72,7 @@ class HeadShape:
   """A head without its parameters.
 
   Attributes:
-    config: of its network; its kind is one of `KINDS` or "assistant".
+    config: the network's; its kind is one of `KINDS` or "assistant".
     features: the target's features that it reads
       (`models.networks.transformer.Features`).
   """

@@ -3,7 +3,7 @@
 The target's last layer has already learned to turn features into the next
 token's. A head with the target's shapes starts as that layer, reading the
 feature instead of the hidden state, with the target's output projection; it
-needs far less text than from random weights. Embedding and, unless the head has
+needs far less text than with random weights. Embedding and, unless the head has
 its own, output projection are shared with the target.
 
 A head's layer is Llama's or Qwen3's: dense, with norms before its blocks. A
@@ -47,7 +47,7 @@ def output_rows(target: Transformer) -> Array:
   """The output projection, `f[V, D]`.
 
   Raises:
-    ValueError: if the logits are soft-capped; heads are trained without.
+    ValueError: if the logits are soft-capped; heads are trained without a cap.
   """
   if target.config.logit_softcap is not None:
     raise ValueError(
@@ -89,13 +89,13 @@ def eagle3(
 
   Args:
     target: the model that it drafts for.
-    layers: whose inputs are fused.
+    layers: layers whose inputs are fused.
     draft_vocab: ids of its draft vocabulary, ascending; None for all tokens.
     mlp_dim: width of the MLP's hidden layer, 0 for the target's. Additional
       channels, or all of a narrower MLP, have zero output at first.
-    num_layers: of the head.
+    num_layers: the head's number of layers.
     mask_token: id of the mask, for P-EAGLE; its vector for unknown features
-      starts random.
+      starts out random.
     rngs: for weights that the target does not have.
 
   Raises:
@@ -110,10 +110,10 @@ def eagle3(
     mask_token=mask_token,
   )
   module = Eagle(config, dtype=target.dtype, rngs=rngs)
-  # At first it only reads the last feature, the highest layer's. Others can be
+  # At first it reads only the last feature, the highest layer's. Others can be
   # hundreds of times as large.
   _read_last(module.fc)
-  # The first reads embedding, then state.
+  # The first layer reads the embedding, then the state.
   for ours, theirs in zip((module, *module.later), above, strict=True):
     copy_layer(ours, theirs, target)
   _copy_norms(module, target)
@@ -144,9 +144,9 @@ def eagle1(target: Transformer, *, rngs: nnx.Rngs) -> Eagle:
 def mtp(target: Transformer, *, rngs: nnx.Rngs) -> Mtp:
   """Starts an MTP head as the last layer, reading the final hidden state.
 
-  Like EAGLE-1's it first predicts what the target predicted one token before,
-  though with another temperature where the state, which is normed again, has an
-  unusual norm.
+  Like EAGLE-1's, at first it predicts what the target predicted one token
+  before, though with another temperature where the state, which is normed
+  again, has an unusual norm.
   """
   config = MtpConfig(layers=_layers(target.config))
   module = Mtp(config, dtype=target.dtype, rngs=rngs)
@@ -196,15 +196,15 @@ def parallel(
 
   Args:
     target: the model that it drafts for.
-    num_layers: of the head.
-    layers: whose inputs are fused.
+    num_layers: the head's number of layers.
+    layers: layers whose inputs are fused.
     block_size: tokens of a block: the newest, and those to draft.
     mask_token: id of the mask.
     draft_vocab: ids of its draft vocabulary, ascending; None for all tokens.
     rngs: for weights that the target does not have.
     kind: class of the network; DSpark's starts with zero Markov bias, DFlash
       2's like DFlash's, with a selector that adds nothing.
-    **more: further fields of its configuration.
+    **more: other fields of its configuration.
 
   Raises:
     ValueError: for more layers than the target has.
@@ -243,7 +243,7 @@ def parallel(
 
 
 def _last_layers(target: Transformer, count: int) -> list[Layer]:
-  """The target's layers that a head's start from."""
+  """The target's layers that a head's layers start from."""
   most = target.config.num_layers
   if not 1 <= count <= most:
     raise ValueError(f"head.num_layers must be in 1..{most}, got {count}")

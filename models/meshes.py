@@ -1,4 +1,4 @@
-"""Meshes for decoding, with data parallel rows and tensor parallel models.
+"""Meshes for decoding, with data-parallel rows and tensor-parallel models.
 
 `data:2,model:4` means two groups of devices with their own rows, each of which
 splits the target over four devices. A copy of the draft may be split over
@@ -40,7 +40,7 @@ class Layout:
 
   @property
   def num_devices(self) -> int:
-    """Devices of the mesh."""
+    """Number of devices in the mesh."""
     return self.data * self.model
 
   @property
@@ -82,7 +82,7 @@ def parse(
   """A layout of all devices.
 
   Args:
-    text: as in `data:2,model:4`; "" for all devices on 'model'.
+    text: such as `data:2,model:4`; "" for all devices on 'model'.
     num_devices: how many there are.
     draft: the draft model or None; for a head, the sizes that devices must
       divide (`models.networks.heads.HeadConfig.even_sizes`).
@@ -112,7 +112,7 @@ def most_devices(
 ) -> int:
   """The largest divisor of `model` that a draft can be split over.
 
-  Without repeating its key/value heads.
+  Its key/value heads are not repeated.
   """
   if draft is None:
     return 1

@@ -59,7 +59,7 @@ def constrain(x: Array, name: str, *, sharding: Sharding | None) -> Array:
     x: the array.
     name: "cache_lbksc", keys or values of all layers (or of one, without the
       first axis), split by heads; "act_btd", activations between layers; or
-      "logits_btv", which is not split: rules need whole distributions.
+      "logits_btv", which is not split: verification needs whole distributions.
     sharding: the model's rules.
   """
   if sharding is None or jax.sharding.get_abstract_mesh().empty:
@@ -134,8 +134,8 @@ def named(mesh: Mesh, specs):
 def kv_heads_for(config, size: int):
   """The config with key/value heads that can be split into `size` parts.
 
-  Fewer heads than parts are repeated, each for its own queries: the same
-  function, with a larger cache. (T5 has as many as query heads.)
+  If there are fewer heads than parts, each is repeated for its own queries: the
+  same function, with a larger cache. (T5 has as many as query heads.)
 
   Raises:
     ValueError: if heads, MLP or vocabulary cannot be split.
@@ -179,8 +179,8 @@ def for_experts(
   """A model's rules on some devices: how its experts are split.
 
   Raises:
-    ValueError: if some layers' experts can only be split by width, others' only
-      by expert.
+    ValueError: if some layers' experts can only be split by width, and others'
+      only by expert.
   """
   ways = {
     mixture.cut_by(block, size)

@@ -23,8 +23,8 @@ _SHOWN = {chr(byte): byte for byte in _PLAIN} | {
 def fallback_byte(tokenizer: Tokenizer, token: int) -> int | None:
   """The byte of a fallback token, or None for any other token.
 
-  Such tokens form characters only together: an invalid one invalidates its
-  neighbors.
+  Such tokens form characters only in combination: an invalid one invalidates
+  its neighbors.
   """
   match = _BYTE.fullmatch(tokenizer.backend.id_to_token(token) or "")
   if not match or not _decodes(tokenizer, "<0x41>", "A"):

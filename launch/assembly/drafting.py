@@ -1,9 +1,9 @@
-"""`Drafting`: a call of a library drafter, before its model is loaded.
+"""`Drafting`: a call to a library drafter whose model is not loaded yet.
 
 `entry` turns a function of `specjax.drafters` into one for
-`launch.assembly.registry`: a path replaces the model; everything else, with
-defaults and checks, is the library's. It returns a `Drafting`, checked on a
-stand-in model that accepts everything.
+`launch.assembly.registry`: a path replaces the model; everything else,
+including defaults and checks, is the library's. That function returns a
+`Drafting`, checked on a stand-in model that supports everything.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from specjax.types import Drafter, LanguageModel, MarkovModel, Rule
 
 # Keeps weights as stored in the files.
 Published = Literal["published"]
-# Arguments that no config sets: the loop's, and sizes for tests.
+# Arguments that no config sets: those of the loop, and sizes for tests.
 _INTERNAL = (
   "vocab_size", "max_hits", "num_retrieved", "pool_size",
   "from_text",
@@ -76,26 +76,26 @@ class Drafting:
   """A checked drafter call, whose model is not loaded yet.
 
   Attributes:
-    name: of the registry entry.
+    name: the registry entry's name.
     call: `(model or None, V, **settings) -> Drafter`.
     settings: its arguments, by name.
     reads: what the checkpoint holds: "model", "block", "layers" (those of the
       target to skip), "weights" (the same for the quantized target; optional),
       "head" (of the kind `name`), "file" (read by `load`), or "" for nothing;
       "mtp" is a head in the target's own files.
-    checkpoint: its path.
-    load: reads the parameters in a "file", a pytree of arrays; else None.
-    corpus: path of an index of texts; "" for none.
+    checkpoint: the checkpoint's path.
+    load: reads parameters, a pytree of arrays, from a "file"; otherwise None.
+    corpus: path of a text index; "" for none.
     takes_policy: whether it drafts token by token, so that a policy can end
       its chains.
     resizes: whether a ladder may change its draft length between rounds.
     learns: whether its draft has parameters that can learn online.
     from_text: whether its trees depend on the text.
     lengths: a ladder's draft lengths, ascending.
-    widths: tokens of narrower target passes, besides the full draft's.
+    widths: tokens of target passes narrower than the full draft's.
     learning: how it learns online; None if it does not.
     rule: overrides `config.rule`.
-    skipped: layers of the target to skip, instead of a file's.
+    skipped: layers of the target to skip, instead of those in a file.
     weights: how the draft's weights are stored, as for
       `models.checkpoints.load`; None for the config's dtype.
     cache: dtype of the draft's KV cache, likewise.
@@ -130,7 +130,7 @@ class Drafting:
 
   @property
   def tree(self) -> Tree:
-    """The tree of every proposal; without drafted nodes, plain decoding."""
+    """The tree of a proposal; without drafted nodes, it is plain decoding."""
     return self.unloaded.tree
 
   @property
@@ -202,9 +202,9 @@ def entry(
   Args:
     function: takes the model first, if any, and keyword arguments.
     reads: as in `Drafting`. If it needs a checkpoint of its own, the path is
-      the first argument. For "file" give `load` too.
-    before, after: functions that return fields of `Drafting`; the call gets
-      their arguments too, before and after the library's.
+      the first argument. For "file", also give `load`.
+    before, after: functions that return fields of `Drafting`; the call also
+      takes their arguments, before and after the library's.
     **facts: other fields of `Drafting`.
   """
   known = inspect.signature(function).parameters

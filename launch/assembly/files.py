@@ -64,7 +64,7 @@ def index_of(path: str, models) -> Corpus:
 
 
 def read_skipped(path: str) -> SkippedLayers:
-  """Reads the skipped layers in a file."""
+  """Reads the layers to skip from a file."""
   file = pathlib.Path(path)
   if not file.is_file():
     raise FileNotFoundError(f"no such file of layers to skip: {path}")

@@ -36,13 +36,13 @@ class Pair:
     decoder: the speculative decoder that the config asks for.
     baseline: plain autoregressive decoding of the same target.
     params: parameters for both.
-    draft: the draft model, also the target with skipped layers; None for
-      n-grams and heads.
+    draft: the draft model, which may be the target with skipped layers; None
+      for n-grams and heads.
     source: what `registry.make` needs to make drafters of another form.
     stop_tokens: ids that end a row.
     max_length: maximum tokens of prompt and completion.
     mesh: the devices; None for one device without a mesh.
-    encoder: limits of inputs of an encoder-decoder.
+    encoder: limits on the inputs of an encoder-decoder.
     lesson: what the draft learns online.
     ladder: decoders of several draft lengths; the longest is `decoder`.
     notes: messages on how published quantized weights are stored.
@@ -130,7 +130,7 @@ def _check_kinds(
 ) -> None:
   """Raises ValueError if an encoder-decoder is used with a decoder-only model.
 
-  Also if the caller does not provide inputs.
+  Or if the target is an encoder-decoder and the caller provides no inputs.
   """
   of_target = checkpoints.reads_inputs(config.target)
   if of_target and not inputs:

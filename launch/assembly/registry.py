@@ -1,4 +1,4 @@
-"""The registry of drafters, by the names that configs call.
+"""The registry of drafters, by the names that configs use.
 
 `config.drafter` is a call in the grammar `DRAFTERS` (`specjax.calls`), and so
 is a system of `launch.evaluate`: `eagle3(tokens=7)`, `model("DIR",
@@ -11,8 +11,8 @@ to another. `package.module.NAME` is a user's function that returns a
 A call without a checkpoint uses the one in `config.checkpoints` under the
 drafter's name, or `draft`.
 
-`int8` or `int4(group=64)`, the storage of weights, is a call in `WEIGHTS`:
-`config.weights`, and the argument `weights` of a drafter with a model or head.
+How weights are stored, such as `int8` or `int4(group=64)`, is a call in
+`WEIGHTS`: `config.weights`, and a drafter's `weights` for its model or head.
 """
 
 import dataclasses

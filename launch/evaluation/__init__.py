@@ -8,12 +8,12 @@
   costs.py          a group of median length -> seconds of rounds and passes
   margins.py        where greedy completions differ -> the margin of the logits
   intervals.py      counts and seconds of units -> ratios with intervals
-  summary.py        records -> rows of numbers, by category, task and over all
+  summary.py        records -> rows of numbers, by category, task and overall
   page.py           those rows -> a page
-  explain.py        rows and costs -> does it pay, and why; its figure
+  explain.py        rows and costs -> whether it pays, and why; a figure
 
 A *group* is measured at once: at most `batch_size` questions of one category
 at one temperature, with all turns, by all systems in random order. Its *record*
 is JSON, has everything that the summary needs, and is one line of the journal:
-a stopped run resumes with the group that it was in.
+a stopped run resumes with the group that it was working on.
 """

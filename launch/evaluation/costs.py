@@ -5,8 +5,8 @@ speed-up (`summary`).
 
 Passes are timed in the middle of real runs: the turn of a median group is
 decoded in two pieces, and between them, at a different place every time, passes
-are timed on copies of the run's caches. So contexts are realistic, and drift of
-the machine affects rounds and passes alike: each part is expressed as a share
+are timed on copies of the run's caches. Contexts are thus realistic, and
+machine drift affects rounds and passes alike: each part is expressed as a share
 of the round in the same run, and the median share is used.
 """
 
@@ -50,10 +50,10 @@ class Costs:
     target, draft: {T: one pass over T tokens}; empty without a draft model.
     draft_passes: T of each draft pass of a round, in order.
     nodes: T of the target pass of a round.
-    one_width: whether all rounds have that pass, and none a narrower one.
+    one_width: whether all rounds use that pass, never a narrower one.
     proposal: all of drafting, including sampling, for a head, whose passes are
-      not timed one by one (`draft` is empty). None for other drafters, and on a
-      mesh.
+      not timed individually (`draft` is empty). None for other drafters, and on
+      a mesh.
     again: one target pass over one token, timed between speculative rounds;
       `target[1]` is timed between plain ones.
     prefill, plain_prefill: prefill of the prompts.
@@ -83,7 +83,7 @@ class Costs:
 
   @property
   def drafting(self) -> float:
-    """Seconds of a round's drafting, as far as timed."""
+    """Seconds of a round's drafting, insofar as it was timed."""
     passes = sum(self.draft[t] for t in self.draft_passes)
     return passes + (self.proposal or 0.0)
 
@@ -108,8 +108,8 @@ class Costs:
   def doubts(self) -> list[str]:
     """Contradictions among the timings; empty if they are consistent.
 
-    On a busy machine a whole may be measured shorter than its part, or the same
-    pass may take different times in speculative and plain runs.
+    On a busy machine, a whole may seem to take less time than its part, or the
+    same pass may take different times in speculative and plain runs.
     """
     ms = lambda seconds: f"{1e3 * seconds:.2f} ms"
     one, wide = self.target[1], self.target[self.nodes]
@@ -152,9 +152,9 @@ class Pieces:
     speculative, plain: compiled engines of one pair.
     draft: the draft model or None. Its passes are timed on the drafter's state
       if that is a cache and the model has its own parameters, and on the
-      target's cache if it has none or keeps no state.
+      target's cache if it has none or the drafter keeps no state.
     batch: the prompts.
-    widths: tokens of further target passes to time, if the cache has room.
+    widths: tokens of additional target passes to time, if the cache has room.
   """
 
   def __init__(
@@ -191,7 +191,7 @@ class Pieces:
     self._runs: tuple[list[Run], list[Run]] = ([], [])
 
   def add(self, rounds: int, plain_rounds: int) -> None:
-    """Decodes the batch, of known numbers of rounds; first as a warm-up."""
+    """Decodes the batch, given its numbers of rounds; first as a warm-up."""
     share = _PLACES[self._turn % len(_PLACES)]
     for runs, engine, count, parts in (
       (self._runs[0], self._speculative, rounds, self._of_a_round),
@@ -285,7 +285,7 @@ def _in_pieces(
   place: int,
   parts: Callable[[DecodeState], dict[str, float]],
 ) -> Run:
-  """Decodes a batch in two pieces, and in between times parts on its copies.
+  """Decodes a batch in two pieces; in between, times parts on copies of it.
 
   The overhead of calls from the host is subtracted.
   """
@@ -329,9 +329,9 @@ def measure_costs(
 
   Returns:
     `seconds`, the `Costs`; `round_cost` and `draft_cost`, the cost of a round
-    and of its draft passes in plain rounds; `round_fed`, the tokens of a target
-    pass on average; `fed_cost`, the cost of one more such token; and `doubts`,
-    the reasons why nothing is predicted, if any.
+    and of its draft passes in plain rounds; `round_fed`, the mean tokens of a
+    target pass; `fed_cost`, the cost of one more such token; and `doubts`, the
+    reasons why nothing is predicted, if any.
   """
   # An online draft is timed with its initial parameters, without updates.
   engine = dataclasses.replace(engine, learner=None)

@@ -1,8 +1,8 @@
-"""Explains an evaluation: does drafting pay, why, and with which N?
+"""Explains an evaluation: whether drafting pays, why, and with which N.
 
 For a drafter measured with several draft lengths N, costs and acceptance
-predict each rate (`specjax.theory.throughput`), to compare with the measured
-rate.
+predict each rate (`specjax.theory.throughput`), to compare with the rate that
+was measured.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,8 +46,8 @@ def findings(result: Mapping) -> list[dict]:
   """Explains each drafter with costs, in each setting of a result.
 
   Reports what was measured and predicted for the config's N or the largest, and
-  the `sweep` over N. Trees get no prediction from acceptance, inconsistent
-  timings none at all.
+  the `sweep` over N. Trees get no prediction from acceptance, and inconsistent
+  timings give none at all.
   """
   rows = {
     (r["temperature"], r["batch_size"], r["system"]): r
@@ -84,7 +84,7 @@ def by_position(row: Mapping) -> dict:
   acceptance is the product of the conditional ones (Kaplan and Meier).
 
   Returns:
-    How often each position was `tried`, the share of these that were accepted
+    How often each position was `tried`, the share of tries that were accepted
     (`conditional`), and the probability that all up to it are (`joint`).
   """
   counts, cut = np.array(row["accept_counts"]), np.array(row["cut_counts"])
@@ -169,9 +169,9 @@ def _efficiency(row: Mapping, mine: dict | None, chosen: int) -> dict:
   """Tokens per target call: measured, and predicted in three ways.
 
   `rao_blackwell` replaces acceptances by their expectations given the drafts,
-  which changes the measured value by mean zero. `identity` (`1 + sum P(the
-  first i are accepted)`) and `independent` (i.i.d. with the accepted share of
-  judged tokens, `acceptance`) are for chains, and ignore cuts.
+  which leaves the measured value unchanged on average. `identity` (`1 + sum
+  P(the first i are accepted)`) and `independent` (i.i.d. with the accepted
+  share of judged tokens, `acceptance`) are for chains, and ignore cuts.
   """
   luck = row["acceptance_rate"] - row["expected_acceptance_rate"]
   drafted = row["num_drafted"] / row["num_target_calls"]

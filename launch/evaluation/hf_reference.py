@@ -1,7 +1,7 @@
 """transformers' `generate` as a system, in its own process.
 
-It gets the same files, prompts, dtype and threads, and its ids beyond the
-tokenizer's vocabulary have zero probability too. Optional: needs torch and
+It gets the same files, prompts, dtype and threads, and ids beyond the
+tokenizer's vocabulary have zero probability here too. Optional: needs torch and
 transformers, and accelerate for GGUF files. Assisted generation takes one
 prompt at a time, so it is only measured at batch size 1.
 """
@@ -67,7 +67,7 @@ class Process:
   def run(
     self, system: System, batch: Batch, *, temperature: float, seed: int
   ) -> Generated:
-    """Decodes a batch; a system's first call decodes it twice as a warm-up."""
+    """Decodes a batch; a system's first call does so twice, once to warm up."""
     if self._pool is None:
       self._pool = concurrent.futures.ProcessPoolExecutor(
         1, multiprocessing.get_context("spawn"), _end_with_parent

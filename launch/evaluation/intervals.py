@@ -77,7 +77,7 @@ def unit_of(
 
 
 def sum_known(values: Iterable[Any]) -> Any:
-  """The sum; None if any of them is None."""
+  """The sum of the values; None if any of them is None."""
   every = list(values)
   return None if None in every else sum(every)
 
@@ -120,9 +120,9 @@ def log_interval(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Interval of a ratio of products of sums over units.
 
-  Student's t on the logarithm with the jackknife's standard error; for six
-  units a percentile bootstrap's "95%" interval covers only 84%. On the
-  logarithm a ratio and its inverse have the same interval. Units are weighted
+  Student's t on the log scale with the jackknife's standard error; for six
+  units a percentile bootstrap's "95%" interval covers only 84%. On the log
+  scale a ratio and its inverse have the same interval. Units are weighted
   as in the ratio of sums, and columns stay paired. The degrees of freedom are
   Kish's effective number of units, `1 / sum(share^2)` (n for equal units),
   minus one.
@@ -167,7 +167,7 @@ def ratio(
   """A ratio of products of sums, and its interval: NAME and NAME_ci.
 
   Args:
-    name: of the ratio.
+    name: the ratio's name.
     numerators, denominators: as for `log_interval`, `[n]` each, equally many.
     limits: the ratio's range, to which the interval is clipped (this does not
       change its coverage).

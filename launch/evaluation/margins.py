@@ -1,4 +1,4 @@
-"""First differences of greedy completions, and the margin of their logits."""
+"""The first difference of greedy completions, and the margin of the logits."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -24,9 +24,9 @@ def difference(
   """The first difference between two completions of one prompt.
 
   Returns:
-    None if they are equal. Else `place`, the number of equal tokens; `token`
-    and `reference_token` after these (None if a completion has ended); and
-    `margin`, the second's logit minus the first's, None if one has ended or
+    None if they are equal. Otherwise `place`, the number of equal tokens;
+    `token` and `reference_token` after these (None if a completion has ended);
+    and `margin`, the second's logit minus the first's, None if one has ended or
     without `next_logits`.
   """
   if list(tokens) == list(reference):
@@ -51,7 +51,7 @@ def difference(
 
 
 def next_logits_of(engine: Engine) -> NextLogits:
-  """Computes the target's logits in one pass, padded to few widths."""
+  """Computes the target's logits in one pass, padded to one of a few widths."""
   target = engine.decoder.target
 
   @jax.jit

@@ -61,14 +61,14 @@ class Comparison:
 
   Attributes:
     systems: all of them, plain decoding first.
-    pairs: by system, except transformers'.
+    pairs: pairs by system, except transformers'.
     engines: by temperature and system. Temperatures share programs, but each
       has its own ladder.
-    room: most tokens of a prompt that fits every system.
-    seed: of sampling, and of the order in which systems take turns.
+    room: tokens of the longest prompt that fits every system.
+    seed: seed of sampling and of the order in which systems take turns.
     next_logits: see `margins`; None if the target spans processes or is an
       encoder-decoder.
-    rounds: how often every system decodes a turn; seconds are means.
+    rounds: how many times every system decodes a turn; seconds are means.
   """
 
   systems: tuple[System, ...]
@@ -161,7 +161,7 @@ def fitting(
 
 
 def batch_of(prompts: Sequence[Request], batch_size: int, room: int) -> Batch:
-  """Makes a batch with `batch_size` rows from at most as many prompts."""
+  """Makes a batch with `batch_size` rows from at most that many prompts."""
   (batch,) = make_batches(
     prompts, batch_size=batch_size, max_width=room, total=batch_size
   )
@@ -264,7 +264,7 @@ def _costs(
 ) -> dict:
   """Measures a system's costs on prompts of median length.
 
-  At the first temperature, since a round's cost does not depend on it.
+  Uses the first temperature, since a round's cost does not depend on it.
   """
   setting = (groups[0].temperature, size)
   some = [g for g in groups if (g.temperature, g.batch_size) == setting]
@@ -287,7 +287,7 @@ def _costs(
 
 
 def _widths_of(system: System, comparison: Comparison) -> tuple[int, ...]:
-  """Widths of target passes to time, only with the config's drafter."""
+  """Widths of target passes to time; only for the config's drafter."""
   own = systems.SYSTEMS.canonical(system.config.drafter)
   others = {one.name for one in comparison.systems if one.is_timed} - {
     system.name
@@ -355,7 +355,7 @@ def measure(comparison: Comparison, group: Group) -> dict:
 
 
 def _mean(rounds: list[dict]) -> dict:
-  """A system's numbers in the last round, with seconds averaged over all."""
+  """A system's numbers in the last round, but mean seconds over all rounds."""
   names = [name for name in _SECONDS if rounds[-1].get(name) is not None]
   return rounds[-1] | {
     name: statistics.fmean(one[name] for one in rounds) for name in names

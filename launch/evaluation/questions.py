@@ -158,7 +158,7 @@ def subset(
 ) -> list[Question]:
   """Draws `count` questions, stratified by category.
 
-  Shares are rounded by largest remainders. Returns all if there are no more.
+  Quotas are rounded by largest remainders. Returns all if there are no more.
   """
   if count >= len(questions):
     return list(questions)

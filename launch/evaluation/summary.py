@@ -1,8 +1,8 @@
-"""Summarizes records of groups as rows by category, by task and over all.
+"""Summarizes records of groups as rows by category, by task and overall.
 
 A *request* is one turn of a question. Counts are summed over requests before
 division. Seconds belong to groups, so a group, with all turns of its questions,
-is the unit of every interval; at batch size 1 it is a question.
+is the unit of every interval; at batch size 1 it is one question.
 """
 
 import collections
@@ -80,7 +80,7 @@ def result_of(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
-  """A turn's record, and its numbers of a system and of plain decoding."""
+  """A turn's record, with the numbers of a system and of plain decoding."""
 
   turn: dict
   numbers: dict
@@ -211,8 +211,8 @@ def _summed(every: Sequence[Entry], name: str) -> list[int] | None:
 def _predicted_seconds(every: Sequence[Entry], cost: Mapping) -> float:
   """Predicted seconds, from the cost of a round and the number of rounds.
 
-  A turn takes its measured prefill, and its rounds, each as the timed multiple
-  of a plain round of that turn, corrected for the width of its passes.
+  A turn takes its measured prefill plus its rounds, each of which is the timed
+  multiple of a plain round of that turn, corrected for the width of its passes.
   """
   seconds = 0.0
   for e in every:
@@ -230,7 +230,7 @@ def _predicted(
 ) -> dict[str, Any]:
   """The speed-up that costs predict, and its error.
 
-  None if unknown, or if timings are inconsistent.
+  Both are None if unknown, or if timings are inconsistent.
   """
   names = ("predicted_speedup", "prediction_error", "prediction_error_ci")
   if cost is None or cost.get("doubts") or not speedup:

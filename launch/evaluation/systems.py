@@ -26,10 +26,10 @@ class Reference:
   """Settings for decoding the same target with transformers.
 
   Attributes:
-    kind: name of the entry.
+    kind: the entry's name.
     tokens: draft length; 0 without drafting.
     draft: the assistant's checkpoint, or "".
-    max_ngram: of prompt lookup.
+    max_ngram: longest n-gram of prompt lookup.
   """
 
   kind: str
@@ -70,9 +70,9 @@ class System:
 
   Attributes:
     name: its canonical form.
-    config: the run's.
+    config: the run's config.
     drafting: how it drafts; None if transformers decodes.
-    reference: how that decodes, or None.
+    reference: how transformers decodes, or None.
   """
 
   name: str

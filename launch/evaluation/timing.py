@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 
 def timed(part: Callable[..., _T], *arguments) -> tuple[float, _T]:
-  """Calls a function; returns the seconds until its result is ready, and it."""
+  """Times a call until its result is ready; returns seconds and result."""
   start = time.perf_counter()
   result = jax.block_until_ready(part(*arguments))
   return time.perf_counter() - start, result
@@ -57,8 +57,8 @@ def passes_loop(models: dict[str, tuple[LanguageModel, str]], order: Passes):
     `(params by model, caches by name, repeats) -> caches`. The caches are
     donated and keep their lengths. Every pass depends on all logits of the one
     before, so that none is optimized away; rows get different tokens, for which
-    a mixture reads more; passes write after the cache's length (to the last
-    slots if there is no room).
+    a mixture reads more experts; passes write after the cache's length (to the
+    last slots if there is no room).
   """
 
   @functools.partial(jax.jit, donate_argnums=1)
@@ -88,7 +88,7 @@ def passes_loop(models: dict[str, tuple[LanguageModel, str]], order: Passes):
 def proposals_loop(decoder: Decoder):
   """Makes a jitted loop of proposals that are not scored.
 
-  Each starts from another last token, which depends on all tokens and
+  Each starts from a different last token, which depends on all tokens and
   distributions drafted before. A head gets committed features of 0.
 
   Returns:

@@ -61,7 +61,7 @@ def plan(topology: Topology, question: Question) -> dict:
 
 
 def _collectives(q: Question, compiled: Compiled) -> list[dict]:
-  """Collectives of a round by phase; for drafting, of its mean pass."""
+  """Collectives of a round by phase; for drafting, the mean over its passes."""
   passes = {"draft pass": max(len(program.make_drafter(q).passes), 1)}
   return [
     {
@@ -117,7 +117,7 @@ def _described(name: str, chip: Chip, one: Pass) -> dict[str, str | float]:
 
 
 def tokens_per_round(tree: Tree, acceptance: float) -> float:
-  """Tokens of a round if each child tried has the same acceptance.
+  """Tokens of a round if every child tried has the same acceptance.
 
   A dynamic tree counts as the best static one of its size and depth.
   """
@@ -134,11 +134,11 @@ def tokens_per_round(tree: Tree, acceptance: float) -> float:
 
 
 def predict(chip: Chip, q: Question) -> dict:
-  """Predicts times of passes by the roofline, and speed-ups.
+  """Predicts the times of passes from the roofline, and speed-ups.
 
-  "verify_seconds" are of passes over 1, 2, .. tokens per row, "cost_ratio" is a
-  draft pass in target passes; drafting pays from "break_even_acceptance" (None:
-  never).
+  "verify_seconds" is for passes over 1, 2, .. tokens per row; "cost_ratio" is a
+  draft pass in target passes; drafting pays from "break_even_acceptance" on
+  (None: never).
   """
   of_draft, of_target = passes(q)
   verify = [one.seconds(chip) for one in of_target]
@@ -177,7 +177,7 @@ def predict(chip: Chip, q: Question) -> dict:
 
 
 def _best_chains(chip: Chip, q: Question) -> Iterator[tuple[float, dict]]:
-  """The best draft length, 0 if none pays, for some acceptances."""
+  """The best draft length, 0 if none pays, for several acceptances."""
   of_draft, of_target = passes(
     dataclasses.replace(q, tree=chain(q.tree.max_depth), siblings="iid")
   )
@@ -231,7 +231,7 @@ def show(console: rich.console.Console, plan: dict) -> None:
   for row in rows.items():
     summary.add_row(*row)
   console.print(summary)
-  of_round = "on one device (of draft passes the mean)"
+  of_round = "on one device (for draft passes, the mean)"
   for title, lines in (
     (f"collectives of a round {of_round}", plan["collectives"]),
     ("experts of a layer that passes touch (uniform routing)", line["experts"]),

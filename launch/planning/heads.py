@@ -1,8 +1,8 @@
 """Draft heads in plans: their own arrays, drafters and passes.
 
 Embedding and output projection are the target's unless published heads have
-their own. A planned program gets shared arrays only once, so that the compiler
-does not count them twice.
+their own. A planned program is given shared arrays only once, so that the
+compiler does not count them twice.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ def own_params(shape: HeadShape):
 def with_shared(shape: HeadShape, params: Params) -> Params:
   """Adds the target's shared arrays to the head's parameters (`own_params`).
 
-  Of a quantized table only the values, which a pass reads.
+  For a quantized table, only the values, which are what a pass reads.
   """
   flat = dict(nnx.to_flat_state(params.draft))
   frame = params.target["frame"]

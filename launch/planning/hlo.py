@@ -1,9 +1,9 @@
 """Collectives and copies in a compiled TPU program, by phase.
 
-XLA's `cost_analysis` counts the body of a loop once and has no collectives, so
+XLA's `cost_analysis` counts the body of a loop once and omits collectives, so
 this parses the text of the compiled module (`compiled.as_text()`). The body of
-a loop counts as often as it runs, but that of the decoding loop once, so
-figures are per round. All branches of a conditional count.
+a loop counts as many times as it runs, except that of the decoding loop, which
+counts once, so figures are per round. All branches of a conditional count.
 """
 
 import collections
@@ -68,7 +68,7 @@ class Instruction:
 
   @property
   def num_bytes(self) -> int:
-    """Bytes of all results; of the largest for a start with its inputs."""
+    """Bytes of all results; of the largest, if a start repeats its inputs."""
     sizes = [_BYTES.get(t, 0) * math.prod(dims) for t, dims in self.shapes]
     repeats = self.opcode.endswith("-start") and (
       self.opcode != "all-reduce-start"
@@ -76,12 +76,12 @@ class Instruction:
     return max(sizes, default=0) if repeats else sum(sizes)
 
 
-# An instruction, how often it runs, its scopes, and whether it is in a fusion.
+# An instruction, its number of runs, its scopes, and whether it is in a fusion.
 Run = tuple[Instruction, int, tuple[str, ...], bool]
 
 
 def parse(text: str) -> list[Run]:
-  """Parses the text of a compiled module to its instructions in order.
+  """Parses the text of a compiled module into its instructions, in order.
 
   An instruction that the compiler added has the scopes of its caller.
   """
@@ -148,11 +148,11 @@ def collectives(
 
   Args:
     module: the program.
-    phases: names of phases, to their `jax.named_scope`s.
+    phases: maps names of phases to their `jax.named_scope`s.
 
   Returns:
-    For every phase, and for "other", `{"count", "bytes"}` by kind; bytes are of
-    the results on one device.
+    For every phase, and for "other", `{"count", "bytes"}` by kind; bytes are
+    those of the results on one device.
   """
   phase_of = {scope: name for name, parts in phases.items() for scope in parts}
   counted: dict = {

@@ -12,8 +12,8 @@ as if sharded: routers, down-projections of latents, and Gemma E4B's per-layer
 embeddings. Collectives are rings that use all links of a device at once, as if
 every slice were a torus and every group of devices a ring in it.
 
-Latencies, kernel launches and overlap are ignored, so small models on many
-chips look better than they are; so are copies of dequantized groups of experts.
+Latencies, kernel launches and overlap are ignored (so small models on many
+chips look better than they are), as are copies of dequantized expert groups.
 """
 
 import collections
@@ -107,7 +107,7 @@ def _read(
 ) -> tuple[int, int]:
   """Number and bytes of the parameters that a pass reads.
 
-  Without embeddings in which a pass looks up rows.
+  Excludes embeddings in which a pass looks up rows.
   """
   params = shapes(config, weights)
   tables = ["embed"] * (not config.tied_embeddings)
@@ -117,7 +117,7 @@ def _read(
 
 
 def _slot_bytes(of, cache: str | None = None) -> int:
-  """Bytes of a slot in one layer's cache, keys and values, of all heads."""
+  """Bytes of a slot in one layer's cache: keys and values of all heads."""
   channels = of.head_dim + of.value_dim
   # In eight bits, keys and values each have a scale of four bytes.
   each = DTYPE.dtype.itemsize * channels if cache is None else channels + 2 * 4
@@ -127,8 +127,8 @@ def _slot_bytes(of, cache: str | None = None) -> int:
 def touched(block: Mixture, tokens: float, size: int = 1) -> float:
   """Expected experts of a layer that a pass over `tokens` reads.
 
-  Assumes uniform routing. If split by expert over `size` devices, all count as
-  the one that reads the most.
+  Assumes uniform routing. If split by expert over `size` devices, each counts
+  as the one that reads the most.
   """
   sizes = block.num_experts, block.num_chosen
   distinct = experts.expected_distinct(tokens, *sizes)
@@ -149,13 +149,13 @@ class Work:
       and lookups in tables, which are split too.
     weights: parameters that are read and multiplied, including all experts.
     weight_bytes: their bytes.
-    mixtures: with the number of layers that have each.
+    mixtures: each kind, with the number of layers that have it.
     inside: values per token inside the blocks: two per channel of a head, and
       per hidden channel.
-    cache_bytes: of a row's cache that attention reads.
+    cache_bytes: bytes of a row's cache that attention reads.
     products: channels of queries times slots that they attend to.
-    state_bytes: of a row's recurrent states.
-    pending_bytes: that a token adds to them until it is committed.
+    state_bytes: bytes of a row's recurrent states.
+    pending_bytes: bytes that a token adds to them until it is committed.
   """
 
   blocks: int
@@ -233,7 +233,7 @@ def work(
 
 
 def _t5_work(c: T5Config, slots: int, input_length: int) -> Work:
-  """The decoder's work; encoder and its keys and values are computed before."""
+  """The decoder's work; the encoder and its keys and values come before."""
   layers, width = c.num_layers, c.num_heads * c.head_dim
   mlp = (3 if c.gated_mlp else 2) * c.embed_dim * c.mlp_dim
   numbers = layers * (6 * c.embed_dim * width + mlp)

@@ -47,7 +47,7 @@ class Question:
     head: the draft head or None.
     skipped: sub-layers to skip if the target drafts for itself, or None.
       Without any of these, n-grams are drafted.
-    tree: of a round's drafts.
+    tree: the tree of a round's drafts.
     siblings: how children are drawn, a name in `specjax.siblings`.
     rule: a name in `specjax.rules`.
     batch_size: rows, over all devices.
@@ -173,7 +173,7 @@ class Compiled:
     arguments: bytes of parameters, caches and other state.
     temporaries: additional bytes, the larger of prefill's and the loop's.
     peak: the larger of both programs' totals.
-    collectives: of one round, from `hlo.collectives`.
+    collectives: those of one round, from `hlo.collectives`.
     cache_copies: copies of a whole cache in a round.
     buffers_reused: whether the loop writes every cache in place.
   """

@@ -1,4 +1,4 @@
-"""Answers to clients in OpenAI's format, at once or streamed."""
+"""Answers to clients in OpenAI's format, whole or streamed."""
 
 import json
 import math
@@ -70,7 +70,7 @@ class Choice:
       self._add_origins(update)
 
   def delta(self) -> dict[str, Any]:
-    """What the next chunk contains: all that is new."""
+    """The contents of the next chunk: everything that is new."""
     text, *others = self._sent or (0, 0, 0, 0)
     piece: dict[str, Any] = {"text": self._text[text:]}
     if self._call.is_chat:
@@ -84,7 +84,7 @@ class Choice:
     return one
 
   def full(self) -> dict[str, Any]:
-    """All of the choice, for an answer that is not streamed."""
+    """The whole choice, for an answer that is not streamed."""
     piece: dict[str, Any] = {"text": self._text}
     if self._call.is_chat:
       piece = {"message": {"role": "assistant", "content": self._text}}
@@ -177,7 +177,7 @@ def _by_name(one: dict[str, Any]) -> dict[str, float] | None:
 
 
 class Answer:
-  """An answer to a request, at once or in chunks."""
+  """An answer to a request, whole or in chunks."""
 
   def __init__(self, call: Call, *, model: str, tokenizer: Tokenizer):
     self._call = call

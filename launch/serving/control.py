@@ -27,8 +27,8 @@ class Request:
 
   Attributes:
     token_ids: the prompt, at least one token.
-    seed, stream: it draws from `fold_in(key(seed), stream)`, both `u32`.
-    max_new_tokens: at least 1, or 0 if `scored`.
+    seed, stream: draws are from `fold_in(key(seed), stream)`, both `u32`.
+    max_new_tokens: at least 1; 0 is allowed if `scored`.
     ignore_stop: whether it continues after a stop token, to its budget.
     scored: whether to return the prompt's log-probabilities (`Scores`).
     num_likeliest: top log-probabilities of each emitted token, at most
@@ -56,14 +56,14 @@ class Request:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Control:
-  """The orders for one iteration: rows to end and to start, and rounds.
+  """The orders for one iteration: rows to end, rows to start, and rounds.
 
   Attributes:
     admissions: rows and their new requests; prompts are prefilled in this
       order.
     ended: rows that the host ends.
     depth: draft length.
-    rounds: maximum number; the iteration ends once another row is done.
+    rounds: maximum rounds; the iteration ends once another row is done.
     shares: by width, the share of the prefill time budget that a pass takes
       while rows decode. The narrowest pass is always made, unless this is
       empty.
@@ -96,7 +96,7 @@ class Control:
 
 
 def most_bytes(num_slots: int, longest: int) -> int:
-  """Maximum bytes of a control, which admits the longest prompt everywhere."""
+  """Bytes of the longest control: the longest prompt admitted to every slot."""
   numbers = 64 + longest + 2 * MOST_BIASES + MOST_STOP_IDS
   return (1 + num_slots) * numbers * _LONGEST_NUMBER
 
@@ -106,9 +106,9 @@ class Scores:
   """The target's log-probabilities of a prompt's tokens except the first.
 
   Attributes:
-    log_probs: `f32[P - 1]`, of each token given those before it.
+    log_probs: `f32[P - 1]`, each token's, given those before it.
     likeliest: `i32[P - 1, K]`, the top K = `MAX_TOP_SCORED` tokens there.
-    likeliest_log_probs: `f32[P - 1, K]`, of those.
+    likeliest_log_probs: `f32[P - 1, K]`, those tokens'.
   """
 
   log_probs: np.ndarray
@@ -131,10 +131,10 @@ class Report:
       row was admitted.
     accept_counts: `i32[B, G + 1]`, likewise.
     cached: `i32[B]`, tokens of the row's prompt from the prefix cache.
-    scores: of rows whose prompts were scored in this iteration.
-    widths: of its prefill passes.
-    depth, rounds: of its rounds, draft length and number.
-    seconds: of the iteration.
+    scores: scores of the rows whose prompts were scored in this iteration.
+    widths: widths of its prefill passes.
+    depth, rounds: draft length and number of its rounds.
+    seconds: duration of the iteration.
   """
 
   start: np.ndarray
@@ -159,7 +159,7 @@ _WINDOW = 5  # measurements per median
 _LIFE = 128  # iterations after which a measurement is dropped
 _ALONE = 16  # iterations with prefill before one without
 _GAP = 2.5  # rounds that an iteration takes if it prefills while rows decode
-_LEAST = 0.1  # passes do not become faster than this share at once
+_LEAST = 0.1  # passes do not suddenly take less than this share
 
 
 class CostModel:

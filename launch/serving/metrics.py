@@ -19,7 +19,7 @@ _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 _LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _SUCCESS = (Finish.STOP, Finish.LENGTH)
 _ACCEPTED = "spec_decode_num_accepted_tokens"
-# Names, descriptions and further labels.
+# Names, descriptions and additional labels.
 _COUNTERS = {
   "spec_decode_num_drafts": ("Drafts.",),
   "spec_decode_num_draft_tokens": ("Drafted tokens.",),
@@ -50,7 +50,7 @@ class Metrics:
   """Counters, gauges and histograms, initially zero.
 
   Args:
-    model: its name, a label of every metric.
+    model: the model's name, a label of every metric.
     num_slots: B.
     depth: G, positions of the deepest draft.
   """

@@ -3,7 +3,7 @@
 A row with acceptance a emits 1 + a + .. + a^k tokens in a round with draft
 length k, and round times are measured. A batch's round takes as long as its
 deepest row, so no row gains from a shorter draft, and all rows share a length.
-The lengths with compiled programs are compared.
+The candidates are the lengths with compiled programs.
 
 An objective covers a whole answer: waiting leaves less time for the rest, and
 an objective that no length can still meet is ignored. Lengths are set between
@@ -44,7 +44,7 @@ def goodput(rows: Sequence[Row], depth: int, cost: Cost) -> float:
 
 
 def decide(rows: Sequence[Row], cost: Cost, depths: Sequence[int]) -> int:
-  """The depth that misses objectives least; ties by goodput."""
+  """The depth that misses objectives least; goodput breaks ties."""
   fastest = lambda row: min(cost(k) / row.tokens(k) for k in depths)
   kept = [
     row
@@ -62,7 +62,7 @@ def decide(rows: Sequence[Row], cost: Cost, depths: Sequence[int]) -> int:
 
 
 def smartspec(rows: Sequence[Row], cost: Cost, depths: Sequence[int]) -> int:
-  """SmartSpec's: one acceptance for all rows, and a bonus for not drafting."""
+  """SmartSpec: one acceptance for all rows, and a bonus for not drafting."""
   pooled = sum(row.acceptance for row in rows) / len(rows)
   alike = [Row(acceptance=0.65 if pooled < 0.3 else pooled)]
   value = lambda k: goodput(alike, k, cost) * (1.1 if k == 0 else 1.0)
@@ -75,9 +75,9 @@ POLICIES = {"objectives": decide, "smartspec": smartspec}
 
 # ----------------------------------------------------------------- estimation
 
-# Rounds after which an observation counts half.
+# Rounds after which an observation counts for half.
 _HALF_LIFE = 32.0
-# The prior acceptance, and the tokens that it counts as.
+# The prior acceptance, and the number of tokens that it counts as.
 _PRIOR, _PRIOR_TOKENS = 0.7, 4.0
 
 
@@ -109,7 +109,7 @@ class History:
     self.accepted, self.trials = keep * self.accepted, keep * self.trials
 
   def estimate(self, prior: float = _PRIOR) -> float:
-    """The acceptance, shrunk to the prior while there is little data."""
+    """The acceptance, shrunk toward the prior while there is little data."""
     tokens = self.trials + _PRIOR_TOKENS
     return (self.accepted + _PRIOR_TOKENS * prior) / tokens
 

@@ -34,7 +34,7 @@ class Texts:
 
     Args:
       num_slots: B.
-      max_length: of a text.
+      max_length: maximum length of a text.
       groups: groups of devices with their own rows, between which no text is
         copied.
       share: whether a prompt may reuse another text's prefix.

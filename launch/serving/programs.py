@@ -1,4 +1,4 @@
-"""The device programs of a server: admission, rounds, scores of prompts."""
+"""The device programs of a server: admission, rounds, scoring of prompts."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from specjax.types import LanguageModel, Params, Penalties, Sampling
 
 
 def sampling(requests: Sequence[Request]) -> Sampling:
-  """Sampling settings of rows, with all kinds, since any row may use any."""
+  """Sampling settings of rows, of all kinds, since any row may use any kind."""
   count = len(requests)
   tokens = np.full((count, MOST_BIASES), NONE, np.int32)
   bias = np.zeros((count, MOST_BIASES), np.float32)
@@ -91,7 +91,7 @@ def rounds(
 
   Args:
     decoder, params, state: the decoder, its parameters and its state.
-    window: W, most tokens that a row can emit.
+    window: W, maximum tokens that a row can emit.
     ended: `bool[B]`, rows to end first.
     most: `i32[]`, maximum number of rounds.
     wanted: `bool[B]`, rows whose top log-probabilities are recorded.
@@ -140,7 +140,7 @@ class Scorer:
   """Scores the tokens of prompts, in a cache of its own.
 
   This needs the distribution at every token, which rounds do not keep. The
-  first prompt compiles.
+  first prompt triggers compilation.
   """
 
   def __init__(
@@ -152,7 +152,7 @@ class Scorer:
     longest: int,
     width: int,
   ):
-    """Does not compile yet."""
+    """Compiles nothing yet."""
     self._target, self._params, self._vocab_size = target, params, vocab_size
     self._longest, self.width = longest, width
     self._cache: Any = None

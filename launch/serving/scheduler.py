@@ -41,11 +41,11 @@ class Update:
   """New tokens of a completion, from one iteration.
 
   Attributes:
-    origins, log_probs: of each token an `Origin`, and the target's log-prob.
+    origins, log_probs: each token's `Origin`, and its target log-probability.
     likeliest: top tokens and log-probabilities of each; empty if not requested.
     cached: tokens of its prompt from the prefix cache.
     drafted: tokens drafted for it so far.
-    scores: of its prompt, once, if requested.
+    scores: scores of its prompt, once, if requested.
     finish: why it ended, or None.
     cut: whether a stop string ended it.
   """
@@ -121,7 +121,7 @@ class ClosedError(Exception):
 
 
 def rounds_of_iteration(*, free: int, waiting: int, max_rounds: int) -> int:
-  """The maximum rounds of an iteration, by free slots and the queue.
+  """The maximum rounds of an iteration, given free slots and the queue.
 
   An iteration ends with the first row that is done, so many rounds do not delay
   requests that wait for a slot. With a free slot, a new request should not
@@ -222,7 +222,7 @@ class Scheduler:
     return self._thread.is_alive() and self.error is None
 
   def load(self) -> tuple[int, int]:
-    """Number of slots in use, and of waiting requests."""
+    """Numbers of slots in use and of waiting requests."""
     with self._wake:
       used = len(self._rows) - self._rows.count(None)
       return used, len(self._queue)

@@ -1,4 +1,4 @@
-"""Parses request bodies in OpenAI's or vLLM's format to a `Call`."""
+"""Parses request bodies in OpenAI's or vLLM's format into a `Call`."""
 
 import dataclasses
 import secrets
@@ -61,7 +61,7 @@ class Defaults:
 
   Attributes:
     warp: temperature, top_k, top_p and min_p.
-    max_new_tokens: of a chat's answer.
+    max_new_tokens: maximum tokens of a chat's answer.
     longest_prompt, max_length: maximum tokens of a prompt, and of prompt and
       completion.
     most: maximum completions of a request.
@@ -86,7 +86,7 @@ class Call:
   Attributes:
     prompts: token ids of each.
     budgets: maximum new tokens of each.
-    request: of the first completion; others differ in prompt, budget and
+    request: the first completion's; the others differ in prompt, budget and
       stream, which is i for choice i of a prompt.
     objective: seconds that it may take per token, or None.
   """
@@ -105,7 +105,7 @@ class Call:
 
 
 class StreamOptions(BaseModel):
-  """Whether to report usage in a last chunk of a stream, or in all chunks."""
+  """Whether to report usage in a stream's last chunk, or in all chunks."""
 
   include_usage: bool | None = None
   continuous_usage_stats: bool | None = None

@@ -1,8 +1,8 @@
 """Builds a server from a config, over one process or several, and runs it.
 
-With several processes the leader decides, and all do the same. Every iteration
+With several processes, the leader decides and all do the same. Every iteration
 starts with an array of fixed size, in which the leader broadcasts its orders.
-An idle leader sends empty iterations: silence means that it was lost.
+An idle leader sends empty iterations: silence means that it has been lost.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from specjax import types
 from specjax.decode import Decoder
 
 POLICIES = ("whole", *objectives.POLICIES)
-# For sending the last answers after decoding has ended.
+# Time to send the last answers after decoding has ended.
 _LAST_SECONDS = 5
 
 
@@ -48,9 +48,9 @@ def make_slots(
 ) -> Slots:
   """Makes the slots of a pair, with programs for the first request.
 
-  On a mesh, with all programs. Rounds compute "all" `rows` or only "running"
-  ones. `log` reports progress. ValueError for ladders, online drafts, a
-  `depth_policy` that the draft does not support, and "running" on a mesh.
+  On a mesh, it makes all programs. Rounds compute "all" `rows` or only
+  "running" ones. `log` reports progress. ValueError for ladders, online drafts,
+  a `depth_policy` that the draft does not support, and "running" on a mesh.
   """
   models = pair.assemble(config, loaded)
   if models.ladder or models.lesson:
@@ -105,7 +105,7 @@ def _shallower(config, loaded, models) -> dict[int, Decoder]:
 
 @contextlib.contextmanager
 def compiling_rest(slots: Slots, log: Callable[[str], None]):
-  """Compiles the missing programs in the background of this context."""
+  """A context that compiles the missing programs in the background."""
   stop = threading.Event()
   compile_rest = lambda: slots.compile_rest(
     lambda what: log(f"compiling in the background: {what}"), stop
@@ -171,8 +171,8 @@ def make_service(
 ) -> Service:
   """Makes the service for slots of `make_slots`, without starting it.
 
-  `queue` requests may wait for a slot; name and chat template are by default
-  the checkpoint's; `more` are other fields of `Service`.
+  `queue` requests may wait for a slot; name and chat template default to the
+  checkpoint's; `more` are other fields of `Service`.
   """
   models = pair.assemble(config, loaded)
   tokenizer = models.tokenizer

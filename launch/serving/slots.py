@@ -1,16 +1,16 @@
 """Slots: rows of one running state, refilled with new prompts as they finish.
 
-There is a program of rounds for each draft depth and number of rows, and a
+There is a program for the rounds of each draft depth and number of rows, and a
 prefill program for each width; on GPUs also for each number of cache slots
 (`specjax.runtime.sized`). Some are compiled before the first request
-(`compile`), the others alongside requests (`compile_rest`): until then rows
+(`compile`), the others alongside requests (`compile_rest`): until then, rows
 draft deeper, prompts are prefilled in other pieces, and passes compute all rows
 and read all slots.
 
-While rows decode, an iteration makes one round and prefills as much as
-`Control.shares` allows: no row waits for another's whole prompt, unless that is
-scored. The common prefix with another row's text is copied, not prefilled
-(`prefixes`).
+While rows decode, an iteration runs one round and prefills as much as
+`Control.shares` allows: no row waits for another's whole prompt, unless that
+prompt is scored. A prefix shared with another row's text is copied, not
+prefilled (`prefixes`).
 """
 
 import contextlib
@@ -64,12 +64,12 @@ class Slots:
 
   Attributes:
     num_slots: B.
-    widths: of prefill programs, ascending.
+    widths: widths of prefill programs, ascending.
     longest: maximum tokens of a prompt.
     max_length: maximum tokens of prompt and completion.
     depth: G, the maximum draft length.
     depths: all draft lengths, ascending.
-    max_rounds: of one iteration.
+    max_rounds: maximum rounds of one iteration.
     scores: whether prompts can be scored (`Request.scored`); not on a mesh.
     texts: the texts in the rows' caches.
   """
@@ -90,16 +90,16 @@ class Slots:
     mesh: Mesh | None = None,
     cache_specs: tuple[P, P] | None = None,
   ):
-    """Does not compile yet; for the other sizes see the attributes.
+    """Compiles nothing yet; for the other arguments see the attributes.
 
     Args:
       decoders: by draft length, with the same target and kind of drafter; the
         deepest makes the state.
-      params: of all decoders.
+      params: parameters of all decoders.
       stop_tokens: ids that end a row.
       share_prefixes: whether a prompt may reuse another row's prefix.
       by_running: whether a round computes only as many rows as decode, rounded
-        up to a power of two; if these are more than eight, all. Without a mesh.
+        up to a power of two, or all if that exceeds eight. Not with a mesh.
       mesh: the devices; None for one device without a mesh.
       cache_specs: specs of caches, see `compilation.compile_both`.
     """
@@ -143,7 +143,7 @@ class Slots:
     self._rounds: dict[tuple[int, int], dict[int | None, Any]] = {}
     self._admit: dict[int, dict[int | None, Any]] = {}
     self._state: Any = None
-    self._compiled: Any = None  # what further programs need
+    self._compiled: Any = None  # what later programs need
     self._fed = num_slots * full.drafter.tree.num_fed
     self._first_round = 1.0
 
@@ -277,7 +277,7 @@ class Slots:
     arrays["rounds"] = int(arrays["rounds"])
     running = arrays["reason"] == StopReason.RUNNING
     for name in ("num_drafts", "num_drafted", "accept_counts"):
-      arrays[name][idle] = 0  # those of the request before
+      arrays[name][idle] = 0  # left by the row's previous request
     arrays["reason"][idle] = StopReason.RUNNING
     for row in over:
       broken = np.isnan(scores[row].log_probs).any()

@@ -1,17 +1,17 @@
-r"""Finds the static tree with most tokens per round, by measured acceptance.
+r"""Finds the static tree with the most tokens per round by measured acceptance.
 
   python -m launch.tools.best_tree --config=configs/embedded.py \
     --config.drafter='eagle3(tree=k_ary(4, 4), siblings=without_replacement)' \
     --config.temperature=1 --config.rule=recursive --prompts=IN.jsonl \
     --output=T.json
 
-It decodes the prompts with the drafter's tree, in which all nodes above the
-last level have equally many children, under the config's rule and siblings (at
+It decodes the prompts with the drafter's tree, where all nodes above the last
+level have the same number of children, under the config's rule and siblings (at
 temperature 0 `--config.rule=match` and `siblings=top_k`), and counts how often
 the walk continues to the child of each rank. It then prints the best trees of 1
 to --max_nodes drafted nodes with their tokens per round (Sequoia, Chen et al.,
 NeurIPS 2024). This assumes that acceptance by rank does not depend on depth, so
-deep trees look too good for drafts whose later tokens are accepted less.
+deep trees look too good for drafts whose later tokens are accepted less often.
 `launch.evaluate` measures which size is fastest on a device. The last line on
 stdout is the `tree` argument of the largest tree.
 """
@@ -52,7 +52,7 @@ def counted(
 
 
 def trees(acceptance: np.ndarray, *, max_nodes: int) -> list[dict]:
-  """The best tree of each size up to `max_nodes`, as far as ranks are accepted.
+  """The best tree of each size up to `max_nodes`, as far as accepted ranks go.
 
   `acceptance` is `f64[C]`, by rank; `block_efficiency` is tokens per round.
   """

@@ -5,8 +5,8 @@ r"""Stores a target's features of a text, for training heads on them.
 
 The target runs over the dataset once for all heads and epochs, as in
 SpecForge's offline mode. It stores the states that the config's head reads and
-the final one, in bfloat16. They depend on dataset, target, sequence_length and
-head.layers.
+the final one, in bfloat16. They depend on the dataset, the target,
+sequence_length and head.layers.
 """
 
 import pathlib

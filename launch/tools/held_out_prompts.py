@@ -5,8 +5,8 @@ r"""Writes prompts from Python files that no embedded model was trained on.
     --output=E.json
 
 A prompt is a few lines from inside a file of `launch.training.corpus`'s test
-split, of the standard library and the packages that the embedded pair was
-trained on: the same in every call with the same installed versions.
+split: the standard library and the packages that the embedded pair was trained
+on. The same installed versions always give the same prompts.
 """
 
 from absl import flags
@@ -16,7 +16,7 @@ from launch.training import corpus
 
 cli.reads(cli.OUTPUT, cli.COUNT)
 _NUM_LINES = flags.DEFINE_integer(
-  "num_lines", 8, "Lines of a prompt.", lower_bound=1
+  "num_lines", 8, "Lines per prompt.", lower_bound=1
 )
 
 

@@ -5,8 +5,8 @@ r"""Times passes of a published shape on this machine's device.
 
 A pass over t tokens of a row verifies a tree of t nodes. Its cost in passes
 over one token, and the tree's acceptance, decide whether a draft pays. This
-needs neither draft nor checkpoint: weights are random, which only affects a
-mixture's choice of experts. They are bfloat16, with --text tokens in the cache;
+needs neither draft nor checkpoint: weights are random, which affects only a
+mixture's choice of experts. Weights are bfloat16, --text tokens are cached, and
 layers are separate, as on one device, or --stacked, as on meshes of TPUs.
 Widths take turns; medians are reported. --profile also writes a trace, and the
 time of each kind of kernel in a pass.
@@ -36,15 +36,15 @@ from specjax import recurrent
 
 cli.reads(cli.BATCH_SIZES, cli.TARGET, cli.OUTPUT)
 _WIDTHS = flags.DEFINE_list(
-  "widths", None, "Tokens per row in a pass, 1 first."
+  "widths", None, "Tokens per row in a pass, including 1."
 )
 _TEXT = flags.DEFINE_integer(
-  "text", 512, "Tokens in the cache of a row.", lower_bound=1
+  "text", 512, "Tokens in each row's cache.", lower_bound=1
 )
-_LAYERS = flags.DEFINE_integer("layers", None, "Only the first layers.")
+_LAYERS = flags.DEFINE_integer("layers", None, "Use only the first N layers.")
 _STACKED = flags.DEFINE_bool("stacked", False, "Scan over stacked layers.")
 _PROFILE = flags.DEFINE_string(
-  "profile", None, "Where to write traces, a folder per rows and tokens."
+  "profile", None, "Where to write traces, a folder per batch size and width."
 )
 _KINDS = 15  # of kernels in the table
 _REPEATS = 20  # passes in one timing

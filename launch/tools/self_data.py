@@ -1,4 +1,4 @@
-r"""Lets a chat model write conversations to train its draft on.
+r"""Has a chat model write conversations to train its draft on.
 
   python -m launch.tools.self_data --config=configs/smollm2.py --output=FOLDER \
     --count=2000 --temperatures=0.6,0.8,1.0 --keep_out=spec_bench.jsonl
@@ -7,17 +7,17 @@ r"""Lets a chat model write conversations to train its draft on.
 
 After the tokens with which its template opens a user's turn, the model writes a
 question and answers it (Magpie, Xu et al. 2024), each in at most
---config.max_new_tokens tokens. Given questions are answered first: --prompts is
-a file of lines {"messages": [...]} that end with a user's turn. Lines of
+--config.max_new_tokens tokens. Questions in --prompts, a file of lines
+{"messages": [...]} that end with a user's turn, are answered first. Lines of
 --system_prompts precede the invented questions, in turn, for more variety
 (launch/training/users.txt covers mathematics, translation, summaries). Answers
 are sampled without them, at --answer_temperatures; 0 suits a draft for greedy
 decoding.
 
 FOLDER gets about.json and conversations.jsonl, with lines {"messages",
-"number", "whole"}, where "whole" is true if the answer ended by itself.
+"number", "whole"}, where "whole" is true if the answer ended on its own.
 Repeated questions are dropped, as is everything that shares 13 words in a row
-with the project's evaluation questions or those of --keep_out.
+with the project's evaluation questions or those in --keep_out.
 """
 
 import json
@@ -42,13 +42,13 @@ Message = Mapping[str, str]
 
 cli.reads(cli.CONFIG, cli.OUTPUT, cli.PROMPTS, cli.TEMPERATURES, cli.COUNT)
 _KEEP_OUT = flags.DEFINE_list(
-  "keep_out", [], "Files of questions to exclude from the text."
+  "keep_out", [], "Files of questions to keep out of the conversations."
 )
 _SYSTEM_PROMPTS = flags.DEFINE_string(
   "system_prompts", None, "A file of system prompts for invented questions."
 )
 _ANSWER_TEMPERATURES = flags.DEFINE_list(
-  "answer_temperatures", None, "Temperatures of answers; else --temperatures."
+  "answer_temperatures", None, "Temperatures for answers; else --temperatures."
 )
 _ROWS = flags.DEFINE_integer(
   "num_rows", 16, "Conversations decoded together.", lower_bound=1

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# A run that outlives preemption, on a spot slice from a queued resource. Every
-# worker starts it when it boots; results go to a bucket; when the slice is taken
-# away another is asked for, which goes on from the bucket. At the end, or if the
-# run fails for good, the slice is deleted.
+# A run that survives preemption, on a spot slice from a queued resource. Every
+# worker starts it when it boots; results go to a bucket; when the slice is
+# preempted, another is requested, which resumes from the bucket. At the end, or
+# if the run fails for good, the slice is deleted.
 #
 #   BUCKET=gs://my-bucket NAME=n ZONE=us-west4-a TYPE=v5litepod-256 \
 #     launch/tpu/job.sh decode --config=configs/embedded.py \
 #       --prompts=data/prompts.jsonl --output=results/OUT.jsonl
 #
-# It waits until the end. If it is stopped, the run goes on, but nobody replaces
-# or deletes the slice: give the same command again.
+# It waits until the end. If it is stopped, the run continues, but nothing will
+# replace or delete the slice: give the same command again.
 #
 #   BUCKET  --bucket=gs://B/FOLDER    gets NAME/ with the code, results and logs
 #   DATA    --data=gs://B/FOLDER      copied to data/ on every worker
-#   POLL    --poll=SECONDS            between looks at it; default: 60
-#   --on_demand                       not spot: dearer, and never taken away
+#   POLL    --poll=SECONDS            between checks on it; default: 60
+#   --on_demand                       not spot: costs more, is never preempted
 set -euo pipefail
 # shellcheck source=launch/tpu/settings.sh
 . "$(dirname -- "${BASH_SOURCE[0]}")/settings.sh"
@@ -62,14 +62,14 @@ create() {
     "--metadata-from-file=startup-script=$files/startup.sh"
 }
 
-# Prints what is said in the bucket about the run's end: nothing as yet, or its
-# exit code.
+# Prints what the bucket says about the run's end: nothing as yet, or its exit
+# code.
 outcome() {
   gcloud storage cat "$store/exit_code" 2>/dev/null || true
 }
 
-# The queued resource's state; NONE if there is none, UNKNOWN if that cannot be
-# asked just now: then a slice may be there, and none is created.
+# The queued resource's state; NONE if there is none, UNKNOWN if it cannot be
+# queried: then there may be a slice, and none is created.
 state() {
   if ! gcloud compute tpus queued-resources describe "$NAME" "${PLACE[@]}" \
     '--format=value(state.state)' 2>"$files/error"; then

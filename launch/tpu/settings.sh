@@ -3,8 +3,8 @@
 #
 # Settings, each an environment variable or a flag (the flag wins):
 #   NAME     --name=NAME        of the TPU slice (and of its queued resource)
-#   ZONE     --zone=ZONE        as us-west4-a
-#   TYPE     --type=TYPE        accelerator type, as v5litepod-8
+#   ZONE     --zone=ZONE        such as us-west4-a
+#   TYPE     --type=TYPE        accelerator type, such as v5litepod-8
 #   PROJECT  --project=PROJECT  default: gcloud's own
 #   RUNTIME  --runtime=VERSION  default: Google's choice for TYPE
 #   FOLDER   --folder=FOLDER    the checkout on the workers, under the home
@@ -33,8 +33,8 @@ help() {
   exit 0
 }
 
-# Takes the shared flags; every other flag goes to own_flag, which returns 1 for
-# one that it does not know. Stops at the first word that is no flag, or after --.
+# Parses the shared flags; every other flag goes to own_flag, which returns 1 if
+# it is unknown. Stops at the first word that is not a flag, or after --.
 parse() {
   while [ $# -gt 0 ]; do
     case $1 in

@@ -1,26 +1,27 @@
 #!/usr/bin/env bash
-# A TPU slice from its creation to its end: tpu.sh VERB [FLAGS] [ARGUMENTS].
+# A TPU slice from creation to deletion: tpu.sh VERB [FLAGS] [ARGUMENTS].
 #
 #   NAME=n ZONE=us-west4-a TYPE=v5litepod-8 launch/tpu/tpu.sh create
-#     --queued       ask for a queued resource: it waits in line, where a plain
-#                    request fails if there is no capacity
-#     --spot         cheaper, and may be taken away at any time
+#     --queued       request a queued resource, which waits for capacity where a
+#                    plain request would fail
+#     --spot         cheaper, but may be preempted at any time
 #   tpu.sh copy [FILES]
-#                    the last commit to all workers (without what is not
-#                    committed), and FILES into its folder data/
+#                    copies the last commit to all workers (without uncommitted
+#                    changes), and FILES into its folder data/
 #     --clone=URL    the workers clone this repository instead
-#   tpu.sh install   makes or updates .venv there, by requirements.lock
+#   tpu.sh install   creates or updates .venv there, from requirements.lock
 #   tpu.sh run decode --config=configs/embedded.py --prompts=data/IN.jsonl ...
-#                    runs `python -m launch.decode ...` on all workers and waits;
-#                    the same command again goes on where a run was cut off
+#                    runs `python -m launch.decode ...` on all workers and
+#                    waits; repeat the command to resume an interrupted run
 #     --detach       returns at once (the output is in results/run.log)
 #   tpu.sh fetch [FOLDER]
-#                    results/ of worker 0, which alone writes; ./results-NAME
+#                    copies results/ of worker 0, the only one that writes, to
+#                    FOLDER (default: ./results-NAME)
 #   tpu.sh delete    deletes the slice and its disks. It costs money until then
-#     --queued       what create --queued or job.sh made
-#     --yes          do not ask
+#     --queued       deletes what create --queued or job.sh made
+#     --yes          does not ask
 #
-# Flags stand between the verb and its arguments.
+# Flags go between the verb and its arguments.
 set -euo pipefail
 # shellcheck source=launch/tpu/settings.sh
 . "$(dirname -- "${BASH_SOURCE[0]}")/settings.sh"

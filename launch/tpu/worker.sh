@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # What tpu.sh and job.sh run on every worker, in its checkout.
 #
-#   worker.sh install                     make or mend .venv
+#   worker.sh install                     create or repair .venv
 #   worker.sh run MAIN ARGUMENTS          python -m launch.MAIN ARGUMENTS
 #   worker.sh detach MAIN ARGUMENTS       the same, in the background
 #   worker.sh job STORE DATA MAIN ARGUMENTS
-#       prepare; run, again if it dies or was stopped, with results/ copied back
-#       every minute by worker 0; and leave the exit code in STORE/exit_code
+#       prepare; run, and rerun if it dies or is stopped, while worker 0 copies
+#       results/ back every minute; leave the exit code in STORE/exit_code
 #   worker.sh prepare STORE DATA
 #       install; copy gs:// folders DATA to data/ and, on worker 0,
 #       STORE/results to results/
@@ -60,8 +60,8 @@ prepare() {
   fi
 }
 
-# However it ends, worker 0 leaves an exit code: without one nobody deletes the
-# slice. Preparing is a process of its own, as its first failure is to end it.
+# However it ends, worker 0 leaves an exit code: without one nothing deletes the
+# slice. Preparing is a separate process, because its first failure must end it.
 job() {
   local store=$1 data=$2 code try ready='' copier='' number
   shift 2
@@ -79,9 +79,9 @@ job() {
         copier=$!
       fi
     fi
-    # Another worker's death ends this one too; all then meet again. 2 is a
-    # mistake in the command, which stays one. 75 is a training that saved and
-    # stopped as a worker is taken away: it is not over, nor has it failed.
+    # Another worker's death ends this one too; all then join again. 2 is a
+    # mistake in the command, which stays one. 75 is a training run that saved
+    # and stopped because a worker is preempted: neither finished nor failed.
     code=0
     run "$@" || code=$?
     case $code in

@@ -35,9 +35,9 @@ _EXCLUDED = re.compile(
 _GENERATED = re.compile(
   r"(automatically generated|auto[- ]?generated|do not edit)", re.I
 )
-# Most of its long lines that a held-out file may share with training files.
+# Largest share of a held-out file's long lines that training files may have.
 _MAX_SHARED, _LONG_LINE = 0.3, 20
-_LONGEST = 100_000  # characters; longer files are tables, mostly
+_LONGEST = 100_000  # characters; longer files are mostly tables
 # Lines at the top of a file, mostly licenses, in which no prompt starts.
 _TOP = 20
 
@@ -115,10 +115,10 @@ def shared(text: str, learned: set[str]) -> float:
 
 
 def held_out_prompts(count: int, *, num_lines: int = 8) -> list[str]:
-  """Prompts from held-out files, some lines from inside each.
+  """Prompts from held-out files, a few lines from inside each.
 
   Files take turns, no two prompts share a line of a file, and no prompt occurs
-  as a whole in a training file. The result only depends on the installed
+  as a whole in a training file. The result depends only on the installed
   packages.
   """
   rng = np.random.default_rng(0)

@@ -263,8 +263,8 @@ class _Restorable(grain.IterDataset):
   """Passes elements on, and can restore a state that was saved as JSON.
 
   `ConcatThenSplitIterDataset` (grain 0.2.18) compares parts of its state with
-  tuples, but JSON has lists: a state saved at a document's end would be
-  restored at another place.
+  tuples, but JSON has only lists: a state saved at a document's end would be
+  restored at another position.
   """
 
   def __iter__(self) -> grain.DatasetIterator:

@@ -215,7 +215,7 @@ def _of_the_target(
 ) -> nnx.Module:
   """A head initialized from the target."""
   rngs, head = nnx.Rngs(config.seed), config.head
-  mask_token = tokenizer.eos_token_id  # never the newest of unfinished text
+  mask_token = tokenizer.eos_token_id  # never the last token of unfinished text
   match head.kind:
     case "eagle":
       return head_starts.eagle1(target, rngs=rngs)

@@ -11,9 +11,9 @@ Most heads predict at every position. DFlash runs separate passes over blocks
 that start at some positions of each text (`draw_places`); P-EAGLE takes each
 depth at fewer random positions than the one before.
 
-DFlash 2's selector has the objective as well, over the candidates, after the
-text's own tokens. If that is `next_token`, as in NVIDIA's recipe, it counts
-where the next token is a candidate; others (SpecForge) insert it.
+DFlash 2's selector is trained on the objective as well, over the candidates,
+after the text's own tokens. With `next_token`, as in NVIDIA's recipe, it counts
+where the next token is a candidate; other recipes (SpecForge) insert it.
 """
 
 import dataclasses
@@ -60,7 +60,7 @@ class Loss:
     objective: a name in `specjax.training.losses.OBJECTIVES`.
     depth: G, tokens of a draft.
     decay: weight of each depth's loss relative to the depth before.
-    feature_weight: of EAGLE-1's distance to the target's next feature.
+    feature_weight: weight of EAGLE-1's distance to the target's next feature.
     first: first position that counts in a row.
     confidence: whether the head learns to estimate its acceptance.
     selects: whether the head has DFlash 2's selector.
@@ -117,10 +117,10 @@ def make_pass(target: Transformer, features: Features) -> Callable[..., States]:
 def head_logits(
   module: HeadModule, inputs: States, batch: dict[str, Array], depth: int
 ) -> Iterator[tuple[Array, Any, Array | None]]:
-  """The head's logits `f32[B, A, W]` at each depth, more, and their positions.
+  """At each depth, the head's logits `f32[B, A, W]`, extras, and positions.
 
   Positions are `i32[B, A]`, of the batch's places, or None for all T of a row.
-  More are the states that are fed back, DSpark's log-odds of acceptance, the
+  Extras are the states that are fed back, DSpark's log-odds of acceptance, the
   selector's scores (`models.networks.dflash2.DFlash2.along`), or None.
   """
   where = {x: batch[x][:, :-1] for x in ("positions", "segments")}
@@ -333,7 +333,7 @@ def normalizers(
 
 
 def _with_rest(logits: Array, everywhere: Array | None) -> Array:
-  """Appends to logits `f[B, T, W]` that of all tokens outside the vocabulary.
+  """Appends to logits `f[B, T, W]` one for all tokens outside the vocabulary.
 
   `everywhere`, `f32[B, T]`, is the log-normalizer over all tokens; None if
   there are no others.

@@ -1,11 +1,11 @@
 """Trains a transformer, from scratch or as the draft of a target.
 
 `config.contexts` selects the training text: the data, or samples of the target
-or of the draft itself. DistillSpec (Zhou et al., ICLR 2024) distils on samples,
-as does the offline phase of online speculative decoding (Liu et al., ICML
-2024). The first tokens of a row are then a prompt, which a model completes in
-every batch. Samples depend only on the step's key and weights, so a resumed run
-sees the same text.
+or of the draft itself. DistillSpec (Zhou et al., ICLR 2024) distills on
+samples, as does the offline phase of online speculative decoding (Liu et al.,
+ICML 2024). The first tokens of a row are then a prompt, which a model completes
+in every batch. Samples depend only on the step's key and weights, so a resumed
+run sees the same text.
 """
 
 import functools
@@ -96,7 +96,7 @@ def _teacher(config, tokenizer: Tokenizer) -> Transformer | None:
 def _report(sums, batches, tokenizer: Tokenizer) -> dict[str, float]:
   """Nats per token and bits per byte of the validation text.
 
-  With a teacher also the acceptance, one minus the total variation.
+  With a teacher, also the acceptance: one minus the total variation.
   """
   size = 0
   for batch in batches:

@@ -22,7 +22,7 @@ from launch import processes, results
 from launch.training import head, model, step, t5
 from launch.training.step import log
 
-# Settings that may change within a run; others make it another run.
+# Settings that may change within a run; changing others makes it another run.
 _MAY_CHANGE = {
   "num_steps", "learning_rate", "warmup_steps", "decay_share", "weight_decay",
   "mesh", "log_every", "validate_every", "validation_batches",
@@ -187,8 +187,8 @@ class Checkpoints:
   """The newest two checkpoints in a folder.
 
   Each has the state and the position in the data. They are saved `every` steps
-  (0: only when forced); unfinished ones are ignored. Leaving it as a context
-  waits until all is saved.
+  (0: only when forced); unfinished ones are ignored. As a context, it ends by
+  waiting until everything is saved.
   """
 
   def __init__(self, folder: pathlib.Path, *, every: int):

@@ -91,7 +91,7 @@ def make_mesh(config: ml_collections.ConfigDict) -> Mesh:
 
 
 def shardings(tree, mesh: Mesh):
-  """Shards projections' outputs and tables' channels over 'model' if even."""
+  """Shards projection outputs and table channels over 'model' if divisible."""
   size = mesh.shape["model"]
 
   def of(path, leaf):
@@ -134,7 +134,7 @@ class Task:
   """Functions and modules that define a training task.
 
   Attributes:
-    tokenizer: of the text.
+    tokenizer: the text's tokenizer.
     first: the initial module.
     steps: the jitted functions.
     batches: `(split, seed=...) -> grain dataset`.
@@ -142,7 +142,7 @@ class Task:
     report: makes a line of metrics.jsonl from the sums of `steps.validate` over
       the validation batches, and these batches.
     export: `(module, directory)`, writes it in its published format.
-    begin: `folder`, writes further files to keep in WORKDIR.
+    begin: `(folder)`, writes other files to keep in WORKDIR.
     validate_first: whether to validate the initial parameters.
   """
 

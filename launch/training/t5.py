@@ -6,8 +6,8 @@ a random position and followed by k masks, and some of its errors are revealed
 before a second try (glancing, Qian et al., 2021).
 
 `config.dataset` is a file of lines {"input": "...", "output": "..."}. With
-`config.answers`, `launch.decode`'s output for it, answers are replaced by the
-decoded ones: sequence-level distillation (Kim and Rush, 2016). Pairs whose
+`config.answers`, `launch.decode`'s output for that file, answers are replaced
+by decoded ones: sequence-level distillation (Kim and Rush, 2016). Pairs whose
 answer is missing or was cut by its budget are left out.
 """
 

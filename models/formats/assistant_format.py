@@ -1,7 +1,7 @@
 """Gemma 4's assistants, as transformers writes them (`gemma4_assistant`).
 
 `text_config` in `config.json` describes a small Gemma 4 whose layers all read
-the target's KV cache; beside it are the target's width
+the target's KV cache; alongside it are the target's width
 (`backbone_hidden_size`) and the settings of ordered embeddings. The tensors are
 that model's, `pre_projection`, `post_projection`, and for ordered embeddings
 `masked_embedding.centroids` and `.token_ordering`, a permutation of all tokens.
@@ -73,7 +73,7 @@ def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
     target: the model that it drafts for, with its configuration.
 
   Raises:
-    ValueError: for unknown switches, or an assistant of another target.
+    ValueError: for unknown switches, or an assistant for another target.
   """
   json_files.refuse_unknown(config, _KNOWN)
   text = _text(config)
@@ -145,10 +145,10 @@ def open_head(
 
   Args:
     config, target: as for `shape`.
-    tensors: by normalized name.
+    tensors: tensors by normalized name.
 
   Raises:
-    ValueError: as `shape`.
+    ValueError: like `shape`.
   """
   described = shape(config, target)
   named = {_PREFIX.sub("", name): tensor for name, tensor in tensors.items()}

@@ -16,10 +16,10 @@ JetSpec's heads are DFlash's with causal blocks (`dflash_config.causal_head`,
 in vLLM `dflash_config.causal`, or `is_causal`).
 
 A layer may have a sliding window of W. Its blocks are then causal too, unless
-`speculators` sets `sliding_window_non_causal` or the authors' file `is_causal:
-false`. A token sees text less than W away; in `speculators`' format, every
-token of the block sees the W tokens before the block. The heads were trained
-like this.
+`speculators` sets `sliding_window_non_causal`, or the authors' file sets
+`is_causal: false`. A token sees text less than W away; in `speculators`'
+format, every token of the block sees the W tokens before the block. The heads
+were trained this way.
 """
 
 from collections.abc import Mapping
@@ -83,7 +83,7 @@ def matches(config: Mapping[str, Any]) -> bool:
 
 
 def _has_block(config: Mapping[str, Any]) -> bool:
-  """False for a P-EAGLE head, whose `dflash_config` only has the mask."""
+  """False for a P-EAGLE head, whose `dflash_config` has only the mask."""
   return "block_size" in config or "block_size" in config["dflash_config"]
 
 
@@ -95,7 +95,7 @@ def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
     target: the model that it drafts for.
 
   Raises:
-    ValueError: for unknown switches, or a head of another target.
+    ValueError: for unknown switches, or a head for another target.
   """
   if "speculators_model_type" in config:
     return _speculators(config, target)
@@ -107,7 +107,7 @@ def usual_layers(count: int, num_layers: int) -> tuple[int, ...]:
 
   Args:
     count: number of the head's own layers, and of feature layers.
-    num_layers: N, of the target.
+    num_layers: N, number of layers of the target.
   """
   if count == 1:
     return (num_layers // 2 + 1,)
@@ -116,7 +116,7 @@ def usual_layers(count: int, num_layers: int) -> tuple[int, ...]:
 
 
 def names(config: Any) -> dict[str, str]:
-  """Tensor names of the parameters that have another one."""
+  """Tensor names of the parameters that are named differently."""
   named = {
     "embed.embedding": "embed_tokens.weight",
     "hidden_norm.scale": "hidden_norm.weight",
@@ -226,7 +226,7 @@ def _native(config: Mapping[str, Any], target: Target) -> HeadShape:
 
 
 def _of_second(of_head: Mapping[str, Any]) -> dict[str, Any]:
-  """DFlash 2's further settings, as arguments of `make_shape`."""
+  """DFlash 2's additional settings, as arguments of `make_shape`."""
   known = {*_SIZES_OF_2.values(), _SCALE, _SOFTCAP, _INPUTS}
   json_files.refuse_unknown(of_head, _OF_DFLASH | known)
   if of_head.get(_INPUTS) not in (None, 1):
@@ -269,7 +269,7 @@ def _speculators(config: Mapping[str, Any], target: Target) -> HeadShape:
 
 
 def of_speculators(config: Mapping[str, Any], target: Target) -> dict[str, Any]:
-  """`speculators`' settings of a block, as arguments of `make_shape`."""
+  """`speculators`' settings for a block, as arguments of `make_shape`."""
   words = get(config, "draft_vocab_size", int)
   name = "aux_hidden_state_layer_ids"
   return {
@@ -299,12 +299,12 @@ def make_shape(
     target: the model that it drafts for.
     features: the target's features that it reads.
     kind: class of the head's configuration.
-    **sizes: its further fields.
+    **sizes: its other fields.
   """
   settings = {k: v for k, v in config.items() if k in OF_LAYERS}
   if settings.get("model_type") in (None, "llama"):
     settings["model_type"] = "qwen3"  # whatever its target is
-    if settings.get("head_dim") is None:  # as a Llama's, not Qwen3's 128
+    if settings.get("head_dim") is None:  # like a Llama's, not Qwen3's 128
       size = get(settings, "hidden_size", int)
       settings["head_dim"] = size // get(settings, "num_attention_heads", int)
   layers = head_settings.head_layers(settings)

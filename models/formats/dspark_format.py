@@ -4,7 +4,7 @@ All have DFlash's layers and tensors (`models.formats.dflash_format`) plus
 `markov_head` and `confidence_head`. DeepSpec, the authors', has its settings
 at the top of a Qwen3 `config.json`; SpecForge has them in `dflash_config`; the
 `speculators` library nests the layers' settings and numbers feature layers by
-their inputs. DeepSeek-V4's DSpark is another network and is rejected.
+their inputs. DeepSeek-V4's DSpark is a different network and is rejected.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ _MARKOV = frozenset(
   """.split()
 )
 _OF_BLOCK = frozenset({"block_size", "mask_token_id", "target_layer_ids"})
-# Settings of training.
+# Training settings.
 _INERT = INERT | {"num_anchors", "confidence_head_alpha"}
 _SPECULATORS = _MARKOV | frozenset(
   """
@@ -59,7 +59,7 @@ def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
     target: the model that it drafts for.
 
   Raises:
-    ValueError: for unknown switches, or a head of another target.
+    ValueError: for unknown switches, or a head for another target.
   """
   if any(name.startswith("dspark_") for name in config):
     raise ValueError("DeepSeek-V4's DSpark, another network, is not supported")
@@ -69,7 +69,7 @@ def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
 
 
 def names(config: DSparkConfig) -> dict[str, str]:
-  """Tensor names of the parameters that have another one."""
+  """Tensor names of the parameters that are named differently."""
   return dflash_format.names(config) | {
     "markov_head.markov_w1.embedding": "markov_head.markov_w1.weight",
     "confidence_head.weight": "confidence_head.proj.weight",

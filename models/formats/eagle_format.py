@@ -29,7 +29,7 @@ _OF_EAGLE3 = frozenset(
 )
 _NATIVE = frozenset({"eagle_config", "use_aux_norm", "num_aux_hidden_states"})
 _MASKS = ("mask_token_id", "pard_token", "ptd_token_id")
-# Further settings of NVIDIA's `eagle_config`, with the only supported values.
+# Other settings of NVIDIA's `eagle_config`, with the only supported values.
 _OF_EAGLE_CONFIG = {
   "use_aux_hidden_state": True,
   "use_last_layernorm": True,
@@ -57,11 +57,11 @@ def shape(
   Args:
     config: the contents of `config.json`.
     target: the model that it drafts for.
-    tensors: by normalized name; None if there are none to inspect.
-    generation: 1 or 3, if neither the tensors nor the file tell.
+    tensors: tensors by normalized name; None if there are none to inspect.
+    generation: 1 or 3, used if neither the tensors nor the file tells.
 
   Raises:
-    ValueError: for unknown switches, or a head of another target.
+    ValueError: for unknown switches, or a head for another target.
   """
   kind = config.get("speculators_model_type")
   if kind not in (None, "eagle3", "peagle"):
@@ -98,7 +98,7 @@ def is_tied(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
 
 
 def names(config: Any) -> dict[str, str]:
-  """Tensor names of the parameters that have another one."""
+  """Tensor names of the parameters that are named differently."""
   named = {
     "embed.embedding": "embed_tokens.weight",
     **llama.layer_tensors("", "layers.0."),
@@ -172,11 +172,11 @@ def _third(
   switches["fc_norm"] |= get(config, "use_aux_norm", bool, False)
   switches["norm_before_fc"] |= get(nested, "norm_before_fc", bool, False)
   if "speculators_model_type" not in config:
-    # Until September 2026 SpecForge's `norm_output` (default true) said that
-    # logits are of the normed state, while the raw state was fed back. Since
-    # then, and in all servers, it says that the normed state is fed back. Here
-    # logits are always of the normed state; it is fed back if the features are
-    # normed too, which is EAGLE-3.1 and no earlier head.
+    # Until September 2026 SpecForge's `norm_output` (default true) meant that
+    # logits come from the normed state, while the raw state is fed back. Since
+    # then, and in all servers, it means that the normed state is fed back. Here
+    # logits always come from the normed state; it is fed back if the features
+    # are normed too, which is true of EAGLE-3.1 and no earlier head.
     normed = switches["fc_norm"] or switches["norm_before_fc"]
     switches["norm_output"] = switches["norm_output"] and normed
   mask = _mask_token(config, tensors)
@@ -226,7 +226,7 @@ def _mask_token(config, tensors: Mapping[str, Tensor]) -> int | None:
 def _fused_layers(
   config, nested: Mapping[str, Any], target: Target
 ) -> tuple[int, ...]:
-  """The layers whose *inputs* are fused, in our numbers (0 is the embedding).
+  """The layers whose *inputs* are fused, as we number them (0: the embedding).
 
   `eagle_config.eagle_aux_hidden_state_layer_ids` (SpecForge, SGLang, NVIDIA)
   numbers outputs of layers; top-level `eagle_aux_hidden_state_layer_ids`

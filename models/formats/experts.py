@@ -1,7 +1,7 @@
-"""Brings experts, stored in one tensor or in one each, to the same form.
+"""Brings experts to one form, whether stored in one tensor or in one each.
 
 The families' tables (`models.formats.families`) name one tensor for all
-experts, with a * as the expert's number.
+experts, with a * for the expert's number.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ _EXPERT = re.compile(r"(.+\.experts)\.(\d{1,9})\.(.+)")
 
 
 def of_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-  """Stacks the tensors of all experts to one, with a * as the expert's number.
+  """Stacks the tensors of all experts into one, with a * for the number.
 
   Experts not numbered from 0, or of different shapes or types, stay separate.
   """
@@ -83,7 +83,7 @@ def of_projections(
   Args:
     tensors: by name. `experts.gate_up_proj` is `[E, 2 I, D]`, gates first, and
       `experts.down_proj` is `[E, D, I]`.
-    table: the model's.
+    table: the model's table.
 
   Returns:
     The tensors, named as by `of_experts` if the family has separate experts.

@@ -150,7 +150,7 @@ def _check_rest(
 
 
 def source(path: str) -> Source:
-  """Opens a file's model; raises as `read_config`."""
+  """Opens a file's model; raises like `read_config`."""
   header = gguf_file.read_header(path)
   config, family = _configuration(header)
   (_, how), theirs = _family(header), FAMILIES[family]

@@ -26,7 +26,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 class _Reader(gguf.GGUFReader):
-  """The package's reader, but reads the elements of an array together.
+  """The package's reader, but it reads the elements of an array together.
 
   The original makes a NumPy array for every number and string, which takes
   eight seconds for 150,000 tokens with their merges.
@@ -56,9 +56,9 @@ class Header:
   """The header of a file: everything before the tensors' data.
 
   Attributes:
-    path: of the file.
+    path: the file's path.
     metadata: Python values by key, arrays as lists.
-    tensors: by name; they locate the data, which is not read.
+    tensors: tensors by name; they locate the data, which is not read.
   """
 
   path: pathlib.Path
@@ -108,7 +108,7 @@ def _read_header(path: pathlib.Path, time: int) -> Header:
 def _rows(tensor: gguf.ReaderTensor, path: pathlib.Path, index) -> np.ndarray:
   """Reads some rows of a tensor as stored.
 
-  Maps the file anew each time: pages stay in memory as long as their map.
+  Maps the file anew each time: pages stay in memory as long as their mapping.
   """
   data = tensor.data
   mapped = np.memmap(path, data.dtype, "r", tensor.data_offset, data.shape)
@@ -119,9 +119,9 @@ class Blocks(NamedTuple):
   """A quantized type: 32 integers share a scale, 16 if they have six bits.
 
   Attributes:
-    bits: of an integer.
+    bits: bits of an integer.
     above: offset that is subtracted from stored integers.
-    fields: of a block, with their sizes in bytes: float16 d and m, which
+    fields: fields of a block, with their sizes in bytes: float16 d and m, which
       multiply scales and minima; the factors that they multiply; and the low
       four and the high bits of integers.
   """
@@ -186,8 +186,8 @@ def scales(
   return _unpack(_scales, header, name, rows)
 
 
-# Integers are compiled, since XLA unpacks several times as fast as NumPy;
-# scales are few and do not repay it. Programs know only the number of blocks:
+# Integers are unpacked by XLA, several times as fast as by NumPy; scales are
+# too few to repay compilation. Programs depend only on the number of blocks:
 # few sizes, hence few compilations.
 
 
@@ -215,8 +215,8 @@ def _fields(kind: str, raw):
 def _numbers(kind: str, raw: Array) -> Array:
   """Integers, `i8[blocks, n]`.
 
-  The low halves of 16 bytes come before their high halves; of 32 or 64 bytes
-  in blocks of 256 integers.
+  The low halves of 16 bytes come before their high halves; in blocks of 256
+  integers, those of 32 or 64 bytes do.
   """
   blocks, fields = _fields(kind, raw)
   low, count = fields["low"], len(raw)
@@ -239,7 +239,7 @@ def _numbers(kind: str, raw: Array) -> Array:
 def _scales(kind: str, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
   """Scales and minima, `f32[blocks, groups]`."""
   blocks, fields = _fields(kind, raw)
-  # Blocks come last meanwhile: NumPy is slow along short rows.
+  # Blocks come last for now: NumPy is slow along short rows.
   turned = lambda name, dtype: fields[name].copy().view(dtype).T.copy()
   scale, minima = turned("d", np.float16).astype(np.float32), None
   if "m" in fields:
@@ -258,7 +258,7 @@ def _scales(kind: str, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def _dequantized(kind: str, raw: np.ndarray) -> Array:
-  """Weights, `f32[blocks, n]`; in one program XLA would unpack less fast."""
+  """Weights, `f32[blocks, n]`; in one program XLA would unpack more slowly."""
   scales, minima = _scales(kind, raw)
   return _dequantize(
     QuantizedTensor(values=_numbers(kind, raw), scales=scales, minima=minima)

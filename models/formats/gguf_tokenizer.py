@@ -1,7 +1,7 @@
 """Reads the tokenizer in a GGUF file's metadata.
 
-The metadata have the vocabulary, token types, and merges or scores, but only
-name the pre-tokenizer after the model that introduced it; its regular
+The metadata has the vocabulary, token types, and merges or scores, but only
+names the pre-tokenizer, after the model that introduced it; its regular
 expressions are those of that model's `tokenizer.json`. transformers'
 `convert_gguf_tokenizer` is not used: it splits DeepSeek's control tokens,
 merges text into control tokens, and leaves out NFC and `add_space_prefix`.
@@ -27,7 +27,7 @@ _LIKE_GPT2 = ("gpt-2", "olmo", "smollm")
 _COMPOSED = ("olmo", "qwen2", "deepseek-r1-qwen")  # normalize text to NFC
 # Words in the vocabulary skip the merges, and texts start with BOS.
 _WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")
-# Tokens that end a text or a turn whatever the metadata say: a chat model's
+# Tokens that end a text or a turn whatever the metadata says: a chat model's
 # file often has the EOS of its base model. llama.cpp has most of this list.
 _ENDS = frozenset(
   {

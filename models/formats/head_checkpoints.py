@@ -7,7 +7,7 @@ head of any generation (`eagle_format`), Medusa (`medusa_format`), DFlash
 be part of the target's own files.
 
 The formats number feature layers differently, some store draft ids as offsets,
-and each has its switches; loading normalizes them. An unknown setting is an
+and each has its own switches; loading normalizes them. An unknown setting is an
 error, as is an extra, missing or misshapen tensor. The formats were tested on
 synthetic files, not on published checkpoints.
 """
@@ -75,7 +75,7 @@ class Head:
     """A copy of an MTP head that reads hidden states before the final norm.
 
     Args:
-      num_layers: of the target.
+      num_layers: the target's number of layers.
     """
     module: Any = nnx.merge(*nnx.split(self.module))
     module.config = dataclasses.replace(module.config, normed=False)
@@ -119,7 +119,7 @@ def shape(
     kind: its kind, in case the configuration does not identify it.
 
   Raises:
-    ValueError: for unknown formats and switches, or a head of another target.
+    ValueError: for unknown formats and switches, or a head for another target.
   """
   said = medusa_format if kind == "medusa" else eagle_format
   one = _of_config(config) or said
@@ -135,10 +135,10 @@ def describe(
   """The shape of the head in a directory, without reading its weights.
 
   Args:
-    directory, target, of_target: as of `load`.
+    directory, target, of_target: as for `load`.
 
   Raises:
-    FileNotFoundError, ValueError: as `load`.
+    FileNotFoundError, ValueError: like `load`.
   """
   path = pathlib.Path(directory)
   with _naming_path(path):
@@ -158,17 +158,17 @@ def load(
   Args:
     directory: its directory.
     target: the model that it drafts for.
-    dtype: of parameters and activations, whatever the files have.
+    dtype: dtype of parameters and activations, whatever the files have.
     place: mesh and sharding; None for one device.
     of_target: whether it is the MTP head in the target's own directory.
 
   Returns:
     The `Head`. It shares the target's embedding and output projection if it
-    has none.
+    has none of its own.
 
   Raises:
     FileNotFoundError: if a file is missing.
-    ValueError: for unknown formats and switches, a head of another target or
+    ValueError: for unknown formats and switches, a head for another target or
       one that cannot be sharded like this, or a target without a head.
     CheckpointError: (a ValueError) listing all extra, missing and misshapen
       tensors.

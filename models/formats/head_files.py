@@ -46,7 +46,7 @@ _ALIASES = (
 def normal_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
   """Renames tensors to the normal form.
 
-  If Medusa heads were merged into their model, keeps only theirs.
+  If Medusa heads were merged into their model, keeps only the heads' tensors.
 
   Raises:
     CheckpointError: if two tensors get the same name.
@@ -83,7 +83,7 @@ class HeadFiles:
 
   Attributes:
     shape: the head's shape.
-    tensors: by normalized name.
+    tensors: tensors by normalized name.
     locate: maps a parameter's path to its tensor's name and layout.
     also: names of tensors that hold no parameter.
     copies: pairs of tensors that must be equal; None for a missing one.
@@ -108,8 +108,8 @@ def by_table(
 
   Args:
     shape: the head's shape.
-    tensors: by normalized name.
-    table: parameter to tensor names, where these differ.
+    tensors: tensors by normalized name.
+    table: maps parameter names to tensor names, where these differ.
     target: the model that it drafts for.
   """
 
@@ -136,7 +136,7 @@ def fill(
   Args:
     opened: the head's files.
     target: the model that it drafts for, with its arrays.
-    dtype: of the parameters.
+    dtype: dtype of the parameters.
     place: mesh and sharding; None for one device.
 
   Raises:
@@ -206,7 +206,7 @@ def laid_out(
 def open_tensors(path: pathlib.Path) -> dict[str, Tensor]:
   """Opens the tensors of a directory, under the names in its files.
 
-  Some repositories keep Medusa's file beside the base model's; it takes
+  Some repositories keep Medusa's file beside the base model's; the former takes
   precedence. A head may be split over several files with an index.
   """
   if not path.is_dir():

@@ -61,7 +61,7 @@ def save(
     module: the head.
     directory: created if need be; files of the same names are replaced.
     features: the target layers whose inputs an EAGLE-3 or DFlash head reads.
-    dtype: of the file: float32, bfloat16 or float16.
+    dtype: dtype of the file: float32, bfloat16 or float16.
     target: the target with its arrays; an embedding or output projection that
       differs from its is written too. None if the head shares both.
     verifier: the target's folder or Hub name; `speculators`' format needs it.

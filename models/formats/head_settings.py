@@ -51,7 +51,7 @@ def speculators_layers(
 
   Args:
     config: the contents of `config.json`.
-    known: further top-level keys of this kind of head.
+    known: other top-level keys of this kind of head.
     of_layers: known keys of layers; None for any.
 
   Raises:
@@ -72,7 +72,7 @@ def layers_read(
   """The target layers whose inputs a head reads; 0 reads the embedding.
 
   Args:
-    name: of the setting, for messages.
+    name: the setting's name, for messages.
     ids: its value.
     target: the target.
     outputs: whether ids name layers whose outputs are read.
@@ -101,7 +101,7 @@ def head_layers(settings: Mapping[str, Any]) -> TransformerConfig:
     settings: as for `models.formats.huggingface_config.config_from_json`.
 
   Raises:
-    ValueError: as that does, or for layers neither sliding nor full.
+    ValueError: like that, or for layers neither sliding nor full.
   """
   kinds = settings.get("layer_types")
   # Files set biases to false even in families that never have them.
@@ -134,11 +134,11 @@ def layers_json(
   """Settings for `head_layers`: Llama's, or Qwen3's with `qk_norm`.
 
   Layers with biases on queries, such as Qwen2's, are written with biases on
-  all four projections, as Llama's.
+  all four projections, like Llama's.
 
   Args:
-    layers: of the head.
-    dtype: of the file's tensors.
+    layers: the head's layers.
+    dtype: dtype of the file's tensors.
     qk_norm: whether the format allows norms of queries and keys.
 
   Raises:

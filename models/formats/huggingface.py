@@ -50,7 +50,7 @@ _PREFIX = re.compile(
 _OLD_HEAD = re.compile(r"^embed_out\.")
 # Tensors to ignore: causal masks and rotary frequencies, a bias that old T5
 # files have and no T5 uses, and draft heads in the target's files (Medusa's,
-# Qwen's MTP), which are loaded on their own.
+# Qwen's MTP), which are loaded separately.
 _BUFFER = re.compile(
   r"rotary_emb\.inv_freq|(h|layers)\.\d+\.(attn|attention|self_attn)\."
   r"(bias|masked_bias|rotary_emb\.inv_freq)"
@@ -65,7 +65,7 @@ _OF_OTHERS = re.compile(
 
 
 def read_config(directory: str) -> TransformerConfig | T5Config:
-  """Reads the configuration of a checkpoint directory; raises as `source`."""
+  """Reads the configuration of a checkpoint directory; raises like `source`."""
   return _configuration(pathlib.Path(directory))[0]
 
 
@@ -213,7 +213,7 @@ def save_llama(
     directory: as for `models.formats.safetensors_file.save`.
     tokenizer: saved too. Its end-of-text token becomes the model's
       `bos_token_id` and `eos_token_id`.
-    dtype: of the file: float32, bfloat16 or float16.
+    dtype: dtype of the file: float32, bfloat16 or float16.
 
   Raises:
     ValueError: if Llama's format cannot express the module, the tokenizer has
@@ -240,11 +240,11 @@ def save_t5(
   Args:
     module: the network.
     directory, tokenizer, dtype: as for `save_llama`.
-    settings: further settings for `config.json`, overriding the model's.
-    tensors: further tensors.
+    settings: additional settings for `config.json`, overriding the model's.
+    tensors: additional tensors.
 
   Raises:
-    ValueError: as `save_llama`.
+    ValueError: like `save_llama`.
   """
   arrays = {**(tensors or {}), **_named(module, _t5_table(module.config))}
   more = dict(settings or {})

@@ -1,4 +1,4 @@
-"""Translates `config.json` to a `TransformerConfig`, and Llama's back.
+"""Translates `config.json` into a `TransformerConfig`, and Llama's back.
 
 `models.formats.families` has the translation for each family. An unsupported
 setting is an error, as is a key neither read nor known to be harmless.
@@ -51,7 +51,7 @@ _OF_OTHERS = frozenset(
   """.split()
 )
 
-# Keys of a T5: those that are read, redundant ones, and settings of training.
+# Keys of a T5: those that are read, redundant ones, and training settings.
 _OF_T5 = frozenset(
   """
   vocab_size d_model d_kv d_ff num_layers num_decoder_layers num_heads

@@ -51,13 +51,13 @@ def load(
 
   Args:
     source: the checkpoint.
-    dtype: of parameters and activations, whatever the files have.
+    dtype: dtype of parameters and activations, whatever the files have.
     form: how to quantize weights; None for `dtype`.
     kept: quantized weights to keep as they are
       (`models.formats.published.keep`).
 
   Raises:
-    CheckpointError: as `models.formats.weights.check`.
+    CheckpointError: like `models.formats.weights.check`.
   """
   weights.check(source, form)
   module = weights.abstract(source.config, dtype, form)
@@ -70,7 +70,7 @@ def load(
     _, layout = weights.locate(parameter, source.table)
     return _read_all(read, like, in_rows=layout is AS_IS or layout is SWAPPED)
 
-  # NumPy releases the interpreter. Threads have no `jax.enable_x64` of ours.
+  # NumPy releases the GIL. Threads do not inherit our `jax.enable_x64`.
   with futures.ThreadPoolExecutor(_THREADS) as pool:
     for parameter, arrays in zip(state, pool.map(array_of, state), strict=True):
       arrays = jax.device_put(arrays)
@@ -97,7 +97,7 @@ def load_stacked(
     mesh: all devices, over all processes.
     sharding: the model's sharding rules.
     dtype, form: as for `load`.
-    kept: as for `load`; equal in form for all layers of a stack.
+    kept: as for `load`; of the same form in all layers of a stack.
 
   Returns:
     The configuration, with key/value heads repeated if there are fewer than
@@ -105,7 +105,7 @@ def load_stacked(
     `models.networks.t5` if it is a T5.
 
   Raises:
-    CheckpointError: as `load`.
+    CheckpointError: like `load`.
     ValueError: for a model that cannot be sharded like this.
   """
   weights.check(source, form)

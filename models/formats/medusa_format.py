@@ -41,13 +41,13 @@ def shape(
   Args:
     config: the contents of `config.json`.
     target: the model that they draft for.
-    tensors: by normalized name; None to count heads by the configuration alone.
+    tensors: by normalized name; None to count heads from the configuration.
       Published files hold more heads than it says.
 
   Raises:
-    ValueError: for unknown switches, or heads of another target.
+    ValueError: for unknown switches, or heads for another target.
   """
-  if config.get("model_type") in [*FAMILIES]:  # a target's, with heads beside
+  if config.get("model_type") in [*FAMILIES]:  # a target's with heads beside it
     config = {k: v for k, v in config.items() if k.startswith("medusa")}
   json_files.refuse_unknown(config, _OF_MEDUSA)
   for name, expected in (

@@ -44,9 +44,9 @@ class Form:
     names: pattern of normalized names; the groups are `number`, the head's
       layer (optional), and `rest`.
     after_layers: whether layer numbers continue the target's.
-    modules: the network's modules, to their names in `rest`.
+    modules: maps the network's modules to their names in `rest`.
     layer: prefix of `rest` for tensors of the decoder layer.
-    copies: names in `rest` of tensors of the target, to the target's names.
+    copies: maps names in `rest` of the target's tensors to the target's names.
     hidden_first: whether the projection takes the hidden state first.
     several: whether there may be several layers, each with all modules.
   """
@@ -119,7 +119,7 @@ def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
     target: the model that a separate head drafts for.
 
   Raises:
-    ValueError: for unknown settings, or a head of another target.
+    ValueError: for unknown settings, or a head for another target.
   """
   described = head_shapes.mtp_shape(
     config_from_json(_of_layer(config)),
@@ -176,10 +176,10 @@ def open_head(
 
   Args:
     config, target: as for `shape`.
-    tensors: of all its files, by normalized name.
+    tensors: the tensors of all its files, by normalized name.
 
   Raises:
-    ValueError: as `shape`, or if there is no head.
+    ValueError: like `shape`, or if there is no head.
   """
   described, settings = shape(config, target), _of_layer(config)
   family, form = settings["model_type"], _form(config)
@@ -248,7 +248,7 @@ def _named(
 
   Args:
     form: naming scheme of the files.
-    tensors: of all files.
+    tensors: the tensors of all files.
     first: number of the head's first layer in the files.
   """
   named = {}

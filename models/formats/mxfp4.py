@@ -1,8 +1,8 @@
 """MXFP4: 4-bit floats in blocks of 32 with a shared exponent, as in gpt-oss.
 
 From OCP's microscaling formats (2023). A byte of `NAME_blocks` holds two
-numbers, the lower half first; a byte of `NAME_scales` holds the exponent of 32
-numbers, plus 127.
+numbers, the first in the lower half; a byte of `NAME_scales` holds the exponent
+of 32 numbers, plus 127.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ _GROUP = 32
 
 
 def join(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-  """Joins blocks and scales to one tensor, as if it were not quantized.
+  """Joins blocks and scales into one tensor, as if it were not quantized.
 
   Args:
     tensors: by name. An experts' projection `NAME` has `NAME_blocks`

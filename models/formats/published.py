@@ -101,7 +101,7 @@ def summary(
 def _weights(source: Source, how: Quantization) -> Weights:
   """The files' weights that `how` quantizes, by path, in parameters' layout.
 
-  None for a weight that is not published quantized, or in another layout.
+  None for a weight that is not published quantized, or is in another layout.
   """
   config = source.config
   state = nnx.state(abstract(config, jnp.float32, how))

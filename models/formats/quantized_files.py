@@ -91,7 +91,7 @@ def unpacked(words: np.ndarray, bits: int) -> np.ndarray:
 
 
 def within(rows: slice, size: int, count: int) -> tuple[slice, slice]:
-  """The slice of words that hold some packed numbers, and the slice in these.
+  """The slice of words that hold some packed numbers, and the slice in those.
 
   Args:
     rows: the numbers, without gaps.

@@ -83,7 +83,7 @@ def save(
     directory: created if need be; files of the same names are replaced.
     settings: the contents of `config.json`.
     tensors: by name.
-    dtype: of floating-point tensors: float32, bfloat16 or float16.
+    dtype: dtype of floating-point tensors: float32, bfloat16 or float16.
 
   Raises:
     ValueError: for another dtype.

@@ -46,8 +46,8 @@ class Tensor:
   """A tensor in a file, not yet read.
 
   Attributes:
-    name: in the file.
-    shape: of the whole tensor.
+    name: its name in the file.
+    shape: shape of the whole tensor.
     kind: its type in the file.
     read: reads a part, given one slice per axis, or all given `()`.
     quantized: `Tensor`s of the values, scales and minima that `read`
@@ -66,10 +66,10 @@ class Source:
   """An open checkpoint.
 
   Attributes:
-    path: of the directory or the file, for messages.
-    config: of the model.
+    path: path of the directory or the file, for messages.
+    config: the model's configuration.
     table: maps parameters to tensors.
-    tensors: by Hugging Face's names, without the model's prefix.
+    tensors: tensors by Hugging Face's names, without the model's prefix.
     published: describes how the weights are quantized; "" if they are not.
   """
 
@@ -118,8 +118,8 @@ def locate(path: Iterable[str | int], table: Table) -> tuple[str, Layout]:
   """A parameter's tensor name, without prefix, and its layout.
 
   Args:
-    path: of the parameter in a `Transformer` or a `T5`.
-    table: the model's.
+    path: path of the parameter in a `Transformer` or a `T5`.
+    table: the model's table.
   """
   *module, parameter = path
   number = next((str(p) for p in module if isinstance(p, int)), "")

@@ -1,8 +1,8 @@
 """Grouped-query attention, among tokens and to the slots of a cache.
 
 `attend` is one softmax over all keys. `attend_slots` reads a cache block by
-block, as far as the longest text of the rows, with a running softmax (Milakov
-and Gimelshein, 2018): a pass costs what is used, not what is allocated. On
+block, up to the longest text of any row, with a running softmax (Milakov and
+Gimelshein, 2018): a pass costs what is used, not what is allocated. On
 GPUs, where the host runs loops and every layer would wait for it, all blocks
 are read at once: as many as the program is compiled for (`Cache.read_slots`).
 
@@ -108,7 +108,7 @@ def attend(
     q: `[B, T, H, C]`.
     keys, values: `[B, K, S, C]`.
     mask: `bool[B, T, S]`, True where attention is allowed.
-    scale: of the scores; by default `1 / sqrt(C)`.
+    scale: factor of the scores; by default `1 / sqrt(C)`.
     softcap: see `capped`; applied to the scaled scores, before the mask.
     sinks: `[H]`, a score per head that takes part in the softmax without a
       value; neither scaled nor capped.
@@ -141,7 +141,7 @@ def attend(
 
 
 def _by_group(sinks: Array, scores: Array) -> Array:
-  """Scores of heads beside scores `[B, K, G, ..]`, `[H] -> f[1, K, G, 1]`."""
+  """Sinks in the shape of scores `[B, K, G, ..]`, `[H] -> f[1, K, G, 1]`."""
   return sinks.astype(scores.dtype).reshape(1, *scores.shape[1:3], 1)
 
 
@@ -289,7 +289,7 @@ def _attend_slots(
       total = total.reshape(most.shape)
     mean = mean.reshape(*most.shape, -1)
     if carry is not None:
-      # If nothing of a block is seen: x 1, and + 0.
+      # If nothing in a block is seen: x 1, and + 0.
       faded = jnp.exp(carry[0] - most)
       total = carry[1] * faded + total
       mean = carry[2] * faded[..., None] + mean

@@ -46,7 +46,7 @@ class AttentionSpec:
     head_dim: C.
     window: tokens that a token sees, including itself; None for all.
     rope: its rotary embeddings, or None.
-    scale: of the scores; None for `1 / sqrt(C)`.
+    scale: factor of the scores; None for `1 / sqrt(C)`.
     softcap: `c tanh(scores / c)` instead of the scaled scores, before the mask.
     qk_norm: norm of queries and keys before rotation: "head", per head;
       "width", over all heads; or None.
@@ -104,7 +104,7 @@ class DeltaSpec:
     key_dim: channels of a key.
     value_dim: channels of a value.
     kernel: tokens that its convolution reads, including the newest.
-    activation: of the convolution's output, as in `DenseSpec`.
+    activation: applied to the convolution's output, as in `DenseSpec`.
   """
 
   num_key_heads: int
@@ -126,7 +126,7 @@ class DenseSpec:
   """A feed-forward block with one hidden layer.
 
   Attributes:
-    width: of the hidden layer.
+    width: width of the hidden layer.
     activation: "silu", "gelu" (exact), "gelu_tanh" or "relu".
     gated: `down(act(gate(x)) * up(x))` instead of `down(act(up(x)))`.
     bias: biases of the projections.

@@ -1,6 +1,6 @@
 """DFlash's head: a few layers over a block of masks and the target's features.
 
-Chen et al. (2026). Features of several layers are fused to H channels, from
+Chen et al. (2026). Features of several layers are fused into H channels, from
 which every layer computes keys and values for each token that the target has
 read; the fused features are the same for all layers, without a norm per layer.
 Queries come from a block, the newest token and masks; its tokens attend to all
@@ -49,8 +49,8 @@ class ParallelConfig(HeadConfig):
   """Configuration of a head that drafts a block in one pass.
 
   Attributes:
-    layers: of its layers: `embed_dim` is H, `vocab_size` V. Rotary frequencies
-      are the head's own.
+    layers: its layers: `embed_dim` is H, `vocab_size` V. Rotary frequencies are
+      the head's own.
     num_fused: target layers whose features are concatenated to F channels.
     block_size: the newest token and the masks; K + 1, or K with `from_newest`.
     mask_token: id of the mask.
@@ -118,7 +118,7 @@ class Parallel(nnx.Module):
       self.target_ids = first_ids(words)
 
   def make_layer(self, dtype, rngs: nnx.Rngs) -> Layer:
-    """Makes one of its layers, which only differ in windows."""
+    """Makes one of its layers, which differ only in windows."""
     return Layer(self.config.layers, dtype, rngs=rngs)
 
   def fuse(self, features: Array, put=None) -> Array:
@@ -159,7 +159,7 @@ class Parallel(nnx.Module):
     """Writes every layer's keys and values of features; see `BlockModel.read`.
 
     Args:
-      features: `[B, T, F]`, the target's, of T tokens.
+      features: `[B, T, F]`, the target's features of T tokens.
       cache: its length is the position of the first of them.
       put: constrains an array's layout, see `models.sharding.constrain`.
     """
@@ -180,8 +180,8 @@ class Parallel(nnx.Module):
     """The slots that the tokens of a block see in a layer.
 
     Args:
-      cache: of all tokens before the block.
-      window: of the layer, or None.
+      cache: has all tokens before the block.
+      window: the layer's window, or None.
     """
     size = self.config.block_size
     mask = np.ones((size, size), bool)
@@ -210,7 +210,7 @@ class Parallel(nnx.Module):
 
     Args:
       newest: the newest token.
-      cache: of all tokens before it.
+      cache: has all tokens before it.
       put: as for `read`.
     """
     c, start, size = self.config.layers, cache.length, self.config.block_size

@@ -4,9 +4,9 @@ z-lab and Inco (2026). Around attention and MLP of every layer, a short causal
 convolution over the block mixes each token with the one before; its kernels
 depend on the token, by group of channels. The distribution of a token depends
 on the token drafted before it: at every position the tokens with the largest
-logits are candidates, and a product of three codes, of the token before, the
-hidden state and the candidate, is added to each candidate's logit. All other
-tokens have zero probability.
+logits are candidates, and a product of three codes, those of the token before,
+the hidden state and the candidate, is added to each candidate's logit. All
+other tokens have zero probability.
 
 Letters in shapes: as in `models.networks.dflash`; C candidates of a position, R
 channels of a code.
@@ -29,12 +29,12 @@ class DFlash2Config(ParallelConfig):
   """Configuration of DFlash 2's head.
 
   Attributes:
-    taps: of a convolution: a token, and those just before it.
+    taps: taps of a convolution: a token, and those just before it.
     group: channels that share a kernel's change.
     rank: R.
     num_candidates: C.
-    logit_scale: of the candidates' logits, after they are chosen.
-    softcap: of the scaled logits, or None.
+    logit_scale: factor of the candidates' logits, after they are chosen.
+    softcap: soft cap of the scaled logits, or None.
   """
 
   taps: int
@@ -76,7 +76,7 @@ class GroupedConv(nnx.Module):
     )
 
   def __call__(self, x: Array) -> tuple[Array, Array]:
-    """Two of `[B, T, taps, H]` for a normed input `[B, T, H]`."""
+    """Two arrays `[B, T, taps, H]` for a normed input `[B, T, H]`."""
     changes = self.kernel_projection(x)
     changes = changes.reshape(*x.shape[:-1], 2, self.taps, -1)
     changes = jnp.repeat(changes, self.group, axis=-1)
@@ -88,7 +88,7 @@ def convolved(x: Array, kernels: Array) -> Array:
   """Convolves a block, `[B, T, H]`, with zeros before it.
 
   Args:
-    x: `[B, T, H]`, of a whole block.
+    x: `[B, T, H]`, a whole block.
     kernels: `[B, T, taps, H]`, with the token's own tap first.
   """
   before = lambda tap: jnp.pad(x, ((0, 0), (tap, 0), (0, 0)))[:, : x.shape[1]]
@@ -113,7 +113,7 @@ class ConvLayer(Layer):
     self.mlp_conv = GroupedConv(config, dtype, rngs)
 
   def attend(self, x, rotary, visible, kv, start, *, layer=None):
-    """As of `Layer`."""
+    """See `Layer`."""
     x = self.attention_norm(x)
     read, given = self.attention_conv(x)
     out, kv = self.attention(
@@ -122,7 +122,7 @@ class ConvLayer(Layer):
     return convolved(out, given), kv
 
   def mlp_output(self, x: Array, *, at: Array | None = None) -> Array:
-    """As of `Layer`."""
+    """See `Layer`."""
     del at
     x = self.mlp_norm(x)
     read, given = self.mlp_conv(x)
@@ -170,7 +170,7 @@ class DFlash2(Parallel):
     self.candidate_selector = Selector(config, dtype, rngs)
 
   def make_layer(self, dtype, rngs: nnx.Rngs) -> Layer:
-    """As of `Parallel`."""
+    """See `Parallel`."""
     return ConvLayer(self.config, dtype, rngs)
 
   def places(self, hidden: Array, put) -> tuple[Array, Array, Array]:
@@ -183,7 +183,7 @@ class DFlash2(Parallel):
   def candidates(
     self, logits: Array, hidden: Array
   ) -> tuple[Array, Array, Array]:
-    """As `places`, with the logits too."""
+    """Like `places`, given the logits too."""
     c = self.config
     logits, candidates = jax.lax.top_k(logits, c.num_candidates)
     logits *= c.logit_scale

@@ -41,7 +41,7 @@ from models.sharding import Sharding, constrain
 from specjax import cache as cache_lib
 from specjax.types import FeatureModel
 
-# Of EAGLE-3's descendants, all false by default.
+# Switches of EAGLE-3's descendants, all false by default.
 EAGLE3_SWITCHES = (
   "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output",
 )  # fmt: skip
@@ -52,12 +52,12 @@ class EagleConfig(HeadConfig):
   """Shapes and switches of a head.
 
   Attributes:
-    layers: of its layers: `embed_dim` is H, `vocab_size` V, and `num_layers` 1,
+    layers: its layers: `embed_dim` is H, `vocab_size` V, and `num_layers` 1,
       except in some of speculators' EAGLE-3 heads. Rotary frequencies are the
       head's own.
     generation: 1 (for EAGLE-1 and 2) or 3.
     num_fused: target layers whose features are concatenated to F channels;
-      EAGLE-1 only reads the final hidden state.
+      EAGLE-1 reads only the final hidden state.
     target_dim: width of each feature, if not H.
     draft_vocab_size: size of the draft vocabulary; None for all V.
     fc_bias: whether the input projection has a bias (EAGLE-1).
@@ -112,7 +112,7 @@ class EagleConfig(HeadConfig):
 
 
 def anywhere(x: Array, name: str) -> Array:
-  """`x`, of whatever name, wherever it lies."""
+  """Returns `x`, whatever its name, in whatever layout it has."""
   del name
   return x
 
@@ -132,7 +132,7 @@ class Eagle(nnx.Module):
   before its attention. The output is the next feature, which the target's
   output projection reads without a norm.
 
-  EAGLE-3 and its descendants fuse features of several layers to H. The first
+  EAGLE-3 and its descendants fuse features of several layers into H. The first
   layer's attention reads the normed embedding and the normed state, further
   layers are Llama's; logits cover the draft vocabulary `target_ids`. P-EAGLE
   (arXiv 2602.01469) has a learned vector for unknown features.

@@ -2,13 +2,13 @@
 
   ragged  sorts the (token, expert) pairs by expert and uses `lax.ragged_dot`:
           for accelerators, which then compute only the chosen experts;
-  pairs   computes one pair after the other: for CPUs, where XLA expands a
-          ragged product to a dense one over all E experts for each pair.
+  pairs   computes one pair after another: for CPUs, where XLA expands a ragged
+          product into a dense one over all E experts for each pair.
 
 A token's output has the same bits wherever it is in a pass and whatever is
-beside it (tested on a CPU). In passes over another number of tokens, `pairs`
-also gives the same bits; `ragged`, like any matrix product, may sum in another
-order.
+beside it (tested on a CPU). In passes over any number of tokens, `pairs`
+gives the same bits; `ragged`, like any matrix product, may sum in another order
+for another number.
 
 Both take the projections of E' experts, `first, first + 1, ..` out of E, and
 pairs of other experts add 0: a device may hold only some experts. Projections
@@ -48,7 +48,7 @@ def outputs(
   Args:
     activate: `(gate, up) -> hidden`, the input of the down projection.
     num_experts: E.
-    arrays: of experts `first, first + 1, ..`.
+    arrays: arrays of experts `first, first + 1, ..`.
     x: `[N, D]`.
     chosen: `i32[N, k]`.
     weights: `f32[N, k]`.
@@ -153,7 +153,7 @@ class _Sorted:
 
   Attributes:
     order: `i32[M]`, indices of the pairs in sorted order.
-    token: `i32[M]`, of each in that order.
+    token: `i32[M]`, the token of each, in that order.
     expert: `i32[M]`, the index in `_of_all_layers`; the layer's last for pairs
       on other devices.
     sizes: `i32[L E']`, number of pairs of each expert in L layers.

@@ -17,7 +17,7 @@ outputs are
 
   diag(e^G) Q S + ((Q K^T) o D) U.
 
-A chain is the special case that all earlier tokens are ancestors, DeltaNet's
+A chain is the special case where all earlier tokens are ancestors, DeltaNet's
 parallel form (Yang et al., NeurIPS 2024). A long one, such as a prompt, is
 processed in pieces of 64 tokens, each from the state that the one before left,
 so work and memory grow linearly with its length.
@@ -28,8 +28,8 @@ together, whatever the tree. Before the rule, a short convolution reads each
 node, its nearest ancestors, and then committed tokens.
 
 Letters in shapes: B rows, T fed tokens, D model width, K key heads, R = H / K
-value heads of each, C and V channels of a key and a value, W channels that are
-convolved of a key head, N tokens that the convolution reads, P pending tokens.
+value heads of each, C and V channels of a key and a value, W convolved channels
+of a key head, N tokens that the convolution reads, P pending tokens.
 """
 
 import dataclasses
@@ -101,9 +101,9 @@ def chain(
 ) -> Paths:
   """The `Paths` of a chain of T tokens.
 
-  With `segments`, `i32[B, T]`, tokens only descend from their own document's,
-  which must be contiguous. `kernel` is N; the cache is about to receive the
-  tokens.
+  With `segments`, `i32[B, T]`, tokens descend only from those of their own
+  document, which must be contiguous. `kernel` is N; the cache is about to
+  receive the tokens.
   """
   at = jnp.arange(fed, dtype=jnp.int32)[None]
   if segments is None:
@@ -159,14 +159,14 @@ def _with_cache(above: Paths, cache: Cache | None) -> Paths:
 class GatedDelta(nnx.Module):
   """The gated delta rule instead of attention.
 
-  Projections group channels by key head: its query, its key, its values. So
-  they can be split over devices by key heads.
+  Projections group channels by key head (its query, its key, its values), so
+  they can be split over devices by key head.
 
   Args:
-    config: the model's.
-    dtype: of parameters and activations. From the convolution to the output
-      projection it computes in float32 at least.
-    index: of the layer in the model.
+    config: the model's configuration.
+    dtype: dtype of parameters and activations. From the convolution to the
+      output projection it computes in float32 at least.
+    index: index of the layer in the model.
     rngs: for the initial weights.
   """
 

@@ -2,17 +2,17 @@
 
 These drafts are published with Gemma 4. A token's embedding, from the target's
 table, and a hidden state are concatenated in this order, projected to the
-assistant's width, and go through a few layers of Gemma 4's kind. These only
-have queries: full layers read the KV cache of the target's last full layer that
+assistant's width, and go through a few layers of Gemma 4's kind. These have
+only queries: full layers read the KV cache of the target's last full layer that
 has one, sliding layers that of its last such sliding layer. The output is
 normed, gives the logits, and is projected to the target's width as the next
 hidden state.
 
 Sliding layers see the W + 1 newest cached tokens, all before the query's token,
-as in transformers. That differs from this file in two ways: after a rejection
-its assistant also sees keys of rejected tokens, one in full layers, and all in
-sliding layers once a text is longer than W; and its ordered embeddings have one
-floor for all rows and tokens of a call.
+as in transformers. transformers differs from this file in two ways: after a
+rejection its assistant also sees keys of rejected tokens, one in full layers,
+and all in sliding layers once a text is longer than W; and its ordered
+embeddings have one floor for all rows and tokens of a call.
 
 Letters in shapes: B rows, T tokens, D width of the assistant, F of the target,
 V vocabulary, n clusters, k of them chosen.
@@ -37,8 +37,8 @@ class AssistantConfig(HeadConfig):
   """Shapes and switches of an assistant.
 
   Attributes:
-    layers: of its layers: `embed_dim` is D and `vocab_size` V. Their `source`
-      is an index among the target's cached layers.
+    layers: its layers: `embed_dim` is D and `vocab_size` V. Their `source` is
+      an index among the target's cached layers.
     target_dim: F.
     embed_scale: factor of the target's embeddings, rounded to their dtype, or
       None.

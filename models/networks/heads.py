@@ -77,7 +77,7 @@ class HeadConfig(abc.ABC):
     """The configuration for one of `parts` devices, and its sharding rules.
 
     Args:
-      sharding: of a model without experts.
+      sharding: the sharding rules of a model without experts.
       parts: devices of each copy, which divide `even_sizes`.
 
     Raises:

@@ -3,7 +3,7 @@
 Keys and values of all heads are projections of one latent of R channels per
 token; each token also has one rotated key of P channels, shared by all heads.
 Both projections are absorbed, that of keys into the queries, that of values
-into the heads' outputs. So the cache has R + P channels per token, and
+into the heads' outputs, so the cache has R + P channels per token, and
 attention has one key/value head.
 
 Letters in shapes: B rows, T fed tokens, D model width, H heads, N channels of

@@ -69,9 +69,9 @@ class Attention(nnx.Module):
   """Attention over the fed tokens and, if given, a cache.
 
   Args:
-    config: the model's.
-    dtype: of parameters and activations.
-    index: of its layer in the model.
+    config: the model's configuration.
+    dtype: dtype of parameters and activations.
+    index: index of its layer in the model.
     input_dim: width of its input, by default D; its output has width D.
     rngs: for the initial weights.
   """
@@ -120,10 +120,10 @@ class Attention(nnx.Module):
         recurrent layer `models.networks.gated_delta.Paths`.
       kv: this layer's `(keys, values)` in the cache, or all layers' if `layer`
         is given; None to attend to the fed tokens only. For a layer with a
-        source, what that returned.
+        source, what the source returned.
       start: `i32[B]`, the slot of the first fed token.
       layer: `i32[]`, this layer's index in stacked keys and values.
-      bias: of the scores, as for `attend_slots`, or `attend` without a cache.
+      bias: added to scores, as for `attend_slots`, or `attend` without a cache.
 
     Returns:
       `[B, T, D]` and the updated `(keys, values)`.

@@ -17,8 +17,8 @@ from jax import Array, lax
 from models.networks.quantized_tensor import QuantizedTensor
 
 _FEW = 64  # rows of x
-_ROUND = 128  # rows of x, of which a round has about as many
-_CHUNK = 2**18  # numbers, which as float32 a core's cache holds
+_ROUND = 128  # rows of x, about as many as a round has
+_CHUNK = 2**18  # numbers that fit a core's cache as float32
 
 
 def project(x: Array, weight: Array | QuantizedTensor, *, result=None) -> Array:
@@ -154,9 +154,9 @@ class Linear(nnx.Module):
 
   Attributes:
     weight: `[n_out, n_in]`, an array or a `QuantizedTensor`, initialized from a
-      normal with deviation `std`.
+      normal distribution with standard deviation `std`.
     bias: `[n_out]`, initially zero, or None.
-    dtype: of parameters and result.
+    dtype: dtype of parameters and result.
   """
 
   def __init__(
@@ -177,7 +177,7 @@ class Fused(Linear):
   """Several projections of one input as one product; see `fuse`.
 
   Attributes:
-    ends: where the outputs of each but the last end.
+    ends: where the outputs of each part but the last end.
   """
 
   def __init__(self, parts: Sequence[Linear]):
@@ -208,7 +208,7 @@ def outputs(module: Any, names: Sequence[str], x: Array) -> list[Array]:
 def fuse(module: Any, names: Sequence[str]) -> None:
   """Replaces several projections of one input by `module.fused`.
 
-  Not if they differ in form: in bias, or in how they are quantized.
+  Does nothing if they differ in form: in bias, or in how they are quantized.
   """
   parts = [getattr(module, name) for name in names]
 
@@ -229,7 +229,7 @@ def fuse(module: Any, names: Sequence[str]) -> None:
 def projections(module: nnx.Module) -> list[tuple[str, Linear]]:
   """A module's projections and their names.
 
-  Except `kv_b` of latent attention, whose halves are used separately.
+  Leaves out `kv_b` of latent attention, whose halves are used separately.
   """
   return [
     (name, child)

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from models.networks import expert_forms
 
 _LANES = 128  # of a TPU's vector registers
-# Of gates, here and in dense blocks.
+# Activations of gates, here and in dense blocks.
 ACTIVATIONS = {
   "silu": jax.nn.silu,
   "gelu": functools.partial(jax.nn.gelu, approximate=False),
@@ -42,21 +42,21 @@ class Mixture:
     router: "softmax" over all experts, or "sigmoid" per expert, with a
       correction bias for the choice but not for the weights (DeepSeek-V3,
       GLM-4.5).
-    renormalized: whether the weights of the chosen experts add up to 1, not so
+    renormalized: whether the weights of the chosen experts add up to 1, false
       in releases of Qwen2-MoE and OLMoE. With a softmax this is a softmax over
       the chosen experts, as in gpt-oss and Mixtral.
     router_bias: whether the router's logits have a bias (gpt-oss).
     num_groups: number of groups of experts, for `sigmoid`.
     num_groups_kept: number of groups to choose experts from: those with the
       highest sum of their two best experts.
-    scale: of all weights (`routed_scaling_factor`).
+    scale: factor of all weights (`routed_scaling_factor`).
     router_norm_eps: for Gemma 4's router, which RMS-normalizes its own input,
       multiplies it by a `scale` parameter and D^-1/2, and multiplies weights by
       a parameter per expert. None for other routers.
     activation: "silu", "gelu" (exact), "gelu_tanh" or "relu".
-    limit: for gpt-oss' activation instead, `min(g, limit) * sigmoid(slope * g)
+    limit: for gpt-oss's activation instead, `min(g, limit) * sigmoid(slope * g)
       * (clip(u, -limit, limit) + 1)` of gate g and up projection u.
-    slope: of its sigmoid.
+    slope: slope of its sigmoid.
     expert_bias: whether experts' projections have biases (gpt-oss).
     shared_dim: width of the shared expert; 0 for none.
     shared_gate: whether that has a sigmoid gate (Qwen2-MoE).
@@ -180,7 +180,7 @@ class Experts(nnx.Module):
 
   Args:
     mixture: shapes and switches.
-    dtype: of parameters.
+    dtype: dtype of parameters.
     axes: mesh axes that the experts are distributed over, if split by expert.
     rngs: for the initial weights.
   """
@@ -247,7 +247,7 @@ class Experts(nnx.Module):
 
 
 class SharedExpert(nnx.Module):
-  """The expert of all tokens; projections are `[out, in]`."""
+  """The expert that all tokens use; projections are `[out, in]`."""
 
   def __init__(self, mixture: Mixture, dtype, *, rngs: nnx.Rngs):
     m = self.mixture = mixture
@@ -272,7 +272,7 @@ class MixtureMlp(nnx.Module):
 
   Args:
     mixture: shapes and switches.
-    dtype: of parameters and activations.
+    dtype: dtype of parameters and activations.
     axes: mesh axes that the experts are distributed over, if split by expert
       (`cut_by`); ignored without a mesh.
     rngs: for the initial weights.
@@ -314,11 +314,11 @@ class MixtureMlp(nnx.Module):
 def cut_by(mixture: Mixture, devices: int) -> str:
   """How to split experts over devices: by "width" or by "expert".
 
-  By width each device has a share of every expert, and all have the same work
+  By width, each device has a share of every expert, and all have the same work
   however tokens are routed. This is used if shares are multiples of a TPU's 128
-  lanes; otherwise XLA:TPU copies all experts in every pass. By expert each
+  lanes; otherwise XLA:TPU copies all experts in every pass. By expert, each
   device has some whole experts, and the one with the most pairs determines the
-  time. Raises ValueError if neither divides.
+  time. Raises ValueError if neither divides evenly.
   """
   if devices == 1 or mixture.expert_dim % (_LANES * devices) == 0:
     return "width"

@@ -76,7 +76,7 @@ class MtpConfig(HeadConfig):
 def config_of(target: TransformerConfig, *, num_depths: int = 1) -> MtpConfig:
   """The head of a target, with layers like its last one with attention.
 
-  If some of these have a mixture of experts, like the last of those.
+  If some of these have a mixture of experts, it is like the last of those.
 
   Args:
     target: the target.

@@ -27,7 +27,7 @@ def split(module: nnx.Module) -> tuple[Callable[[Any], Any], nnx.State]:
 
 
 class _OneKey:
-  """In place of `nnx.Rngs`, which takes most of a trace for its keys."""
+  """Replaces `nnx.Rngs`, whose keys take most of the time of a trace."""
 
   def __init__(self):
     key = jax.random.key(0)

@@ -65,7 +65,7 @@ class Quantization:
     return f"{self.dtype}({', '.join(inside)})" if inside else self.dtype
 
   def of(self, weight: Array | QuantizedTensor, inputs: int) -> QuantizedTensor:
-    """The nearest quantized weight; raises as `quantize`."""
+    """The nearest quantized weight; raises like `quantize`."""
     return quantize(weight, self.dtype, self.group, inputs=inputs)
 
 

@@ -25,7 +25,7 @@ class Dtype(NamedTuple):
   """A type of quantized values.
 
   Attributes:
-    dtype: of the values.
+    dtype: dtype of the values.
     largest: M.
     group: default number of inputs that share a scale; None for all.
   """

@@ -35,7 +35,7 @@ class Rope:
     scaling: Llama 3's rescaling, if any.
     factors: divisors of the frequencies of the `dim / 2` pairs, for any other
       rescaling. A pair with an infinite factor does not rotate.
-    scale: of cosines and sines; it enters attention scores squared.
+    scale: factor of cosines and sines; it enters attention scores squared.
   """
 
   theta: float

@@ -5,7 +5,7 @@ whose masks are initialized by attention over the source's embeddings. Here the
 layers are T5's (`models.networks.t5`), positions are T5's bidirectional
 buckets, and each of the k masks has its own embedding. The configuration sets
 the numbers of layers: the paper recommends a deep encoder and a shallow
-decoder, its released script has six layers each.
+decoder, but its released script has six layers in each.
 
 A checkpoint is a directory like a T5's, whose `config.json` has `"model_type":
 "t5_block"` and `num_masks`, with a tensor `mask.weight` of `[k, D]`.
@@ -43,7 +43,7 @@ class BlockConfig:
   """Shapes of one drafter.
 
   Attributes:
-    t5: of its encoder and decoder.
+    t5: configuration of its encoder and decoder.
     num_masks: k, tokens that it predicts at once.
   """
 
@@ -82,7 +82,7 @@ class BlockDrafter(nnx.Module):
     """The logits of the k tokens after the first `length` tokens.
 
     Args:
-      tokens: `i32[B, L]`, of which only the first `length` are visible.
+      tokens: `i32[B, L]`; only the first `length` are visible.
       length: `i32[B]` in 1..L.
       memory: from `encode`.
       revealed: `i32[B, k]`, tokens that replace masks (glancing).
@@ -167,7 +167,7 @@ def load(
   """Loads a block drafter, replicated on a mesh.
 
   Raises:
-    FileNotFoundError, ValueError, CheckpointError: as `loading.load`.
+    FileNotFoundError, ValueError, CheckpointError: like `loading.load`.
   """
   path = pathlib.Path(directory)
   config = t5_config.config_from_json(

@@ -1,6 +1,6 @@
 """The transformer with stacked layers, which are scanned over.
 
-The program has one period of layers instead of all: a model of 80 layers
+The program has one period of layers instead of all, so a model of 80 layers
 compiles in seconds. A period is, for example, Gemma 3's five layers with a
 window and one without; `periods` finds it, and the rest is unrolled. Each layer
 of a period keeps its own window and rotary embeddings. Results are those of
@@ -67,7 +67,7 @@ def kinds(
     spec = layer.attention
     if isinstance(spec, DeltaSpec):
       return layer
-    # Layers that share another's KV cache are equal whichever it is.
+    # Layers that share another's KV cache are alike whichever it is.
     source = None if spec.source is None else 0
     bare = dataclasses.replace(spec, window=None, rope=None, source=source)
     return dataclasses.replace(layer, attention=bare)
@@ -81,7 +81,7 @@ def kinds(
 def buffers(
   config: TransformerConfig, *, unrolled: bool = False
 ) -> list[tuple[int, ...]]:
-  """Layers whose KV caches are one array, since they have the same heads."""
+  """Layers whose KV caches are one array because they have the same heads."""
   if unrolled:
     return [(i,) for i in config.cached]
   of_heads: dict[tuple[int, ...], list[int]] = {}
@@ -238,11 +238,11 @@ def as_language_model(
 
   Args:
     config: shapes and switches.
-    dtype: of parameters, activations and cache.
+    dtype: dtype of parameters, activations and cache.
     sharding: rules for activations and cache on the mesh in use; None, or no
       mesh, leaves them to XLA.
     weights: how weights are stored; None for `dtype`.
-    params: parameters, or their shapes, whose shapes others must have; by
+    params: parameters, or their shapes, that others must match in shape; by
       default those for `weights`.
     skipped, features, stored: as for
       `models.networks.transformer.as_language_model`.

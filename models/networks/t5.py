@@ -165,7 +165,7 @@ class T5(nnx.Module):
 
   Args:
     config: shapes and switches.
-    dtype: of parameters and activations (softmax, biases and logits are
+    dtype: dtype of parameters and activations (softmax, biases and logits are
       float32; so is the residual stream of a float16 model).
     rngs: for the initial weights.
   """

@@ -145,7 +145,7 @@ def to_json(
 
   Args:
     c: the module's configuration.
-    dtype: of the weights in the file.
+    dtype: dtype of the weights in the file.
     eos_token_id: end-of-text token, if known.
   """
   (kind,) = (k for k, x in _BLOCKS.items() if x == (c.activation, c.gated_mlp))

@@ -75,8 +75,8 @@ def unroll(
 def num_kept(length: int, step: int) -> int:
   """Positions of a row of `length` from which P-EAGLE trains a step from 1.
 
-  The share falls by 0.7 a step, to 0.2 at least, as in `speculators`. Rows
-  count all their positions, also those of drafts that leave their document.
+  The share is 0.7 to the power of the step, but at least 0.2, as in
+  `speculators`. Positions count even if their drafts leave their document.
   """
   return int((length - step) * max(0.7**step, 0.2))
 

@@ -3,7 +3,7 @@
   python -m launch.studies.audit --output=AUDIT.json
 
 Reports every method on four pairs of distributions, and the smallest pair on
-which it is lossy. Takes half a minute. docs/rules.md has pairs and findings.
+which it is lossy. Takes half a minute. docs/rules.md lists pairs and findings.
 """
 
 from launch import cli, provenance, report, results

@@ -32,7 +32,7 @@ def hsd(
 
   With `r_t` the product of target over draft along the first t tokens, the text
   (`capped`) caps it by its running maximum, `w_t = r_t / max(1, r_1, .., r_t)`,
-  the weight of block verification; the release's last test has `r_G`.
+  the weight of block verification; the released code's last test uses `r_G`.
   """
   for weight, tokens in paths(draft, depth):
     r, most = 1.0, 1.0
@@ -72,8 +72,8 @@ def _openvino(draft: Law, target: Law, depth: int) -> Iterator[Entry]:
   """A drafted token stays if `r <= p(x) / q(y)`, y drawn from the target.
 
   This holds from the second round on; in the first, tokens are matched. r is
-  one of 0, 0.01, .., 1. After a rejection the token is drawn at the next
-  position, as if the rejected one stood, and put in its place.
+  one of 0, 0.01, .., 1. After a rejection, the token is drawn at the next
+  position, as if the rejected one had been kept, and put in its place.
   """
   for weight, tokens in paths(draft, depth):
     left = weight

@@ -41,7 +41,7 @@ class Method:
   """A published method.
 
   Attributes:
-    name: of the method, and which of its forms.
+    name: the method's name, and which of its forms.
     source: paper, or repository, path and commit or version.
     claim: "lossless", or another claim.
     finding: what it does, in one sentence.
@@ -136,7 +136,7 @@ def tempered(temperature: float) -> Callable[[Law], Law]:
 
 
 def normal(mass: np.ndarray) -> np.ndarray:
-  """Normalizes a mass; uniform if it is 0, when it is never drawn from."""
+  """Normalizes a mass; uniform if it is 0, as it is then never drawn from."""
   mass = np.maximum(mass, 0)
   total = mass.sum()
   return mass / total if total > 0 else np.full(len(mass), 1 / len(mass))
@@ -197,9 +197,9 @@ INSTANCES = tuple(
 def smallest(method: Method) -> dict | None:
   """The smallest counterexample among laws of small fractions.
 
-  Both laws do not depend on the text and have full support. Searches by number
-  of drafted tokens, then two or three tokens, then denominators, for the first
-  that is off by 1e-9.
+  Neither law depends on the text, and both have full support. Searches by
+  number of drafted tokens, then over two or three tokens, then by denominator,
+  for the first that is off by 1e-9.
 
   Returns:
     `depth` G, `denominator`, the numerators `draft` and `target`, `distance`;

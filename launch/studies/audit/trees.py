@@ -31,7 +31,7 @@ def _children(draft: Law, rows: list[tuple]) -> list[tuple]:
 def _longest(rows, accept) -> Iterator[tuple[float, tuple[int, ...]]]:
   """The longest accepted prefix of several paths; ties go to the first.
 
-  Every path has its own coins, also at tokens that it shares with others.
+  Every path has its own coins, even at tokens that it shares with others.
   """
   each = []
   for row in rows:

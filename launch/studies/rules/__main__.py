@@ -12,16 +12,16 @@ drafts fit in memory (V to the power of the drafted tokens, times nodes, times
 V, up to four million), numbers are exact ("method": "exact"): each draft's
 outcome under the shipped rule, summed in float64. Otherwise drafts are sampled,
 the acceptance has a standard error, and a lossless rule's distance is null (not
-computed). "acceptance" is the expected number of accepted tokens, for one
-drafted token per path the acceptance probability. The optimum is for i.i.d.
-drafts; for several positions it is that of rule transport.
+computed). "acceptance" is the expected number of accepted tokens; for one
+drafted token per path, it is the acceptance probability. The optimum is for
+i.i.d. drafts; for several positions it is that of rule transport.
 
 A pair: the warp and the models are the config's (its rule is ignored),
-and numbers are means over decoding steps (for drafts and names of rows see
-`launch.studies.rules.on_pair`).
+and numbers are means over decoding steps (for the drafts and the names of rows,
+see `launch.studies.rules.on_pair`).
 
-Incompatible rules are listed with the reason; if named by --rule, which takes
-a list here, that is an error, unless there are several shapes.
+Incompatible rules are listed with the reason; one named by --rule, which takes
+a list here, is an error, unless there are several shapes.
 """
 
 import re

@@ -11,7 +11,7 @@ A lossless decoder decodes the prompts, and every rule is evaluated on the draft
 of every step, by expectations given the draft (Rao-Blackwell); the end of a
 text does not cut a path. Rules with i.i.d. siblings, or those drawn without
 replacement, are compared on the same contexts and drafts: the decoder drafts as
-many paths and tokens as any shape has, a shape is the first of both.
+many paths and tokens as any shape has, and a shape is the first of both.
 """
 
 import dataclasses
@@ -93,7 +93,7 @@ class Case:
 def cases(
   chosen: str | None, shapes: Sequence[tuple[int, int]], vocab_size: int
 ) -> tuple[list[Case], dict[str, str]]:
-  """The rows of a report, and by row why others are left out.
+  """The rows of a report, and the reason why each other row is left out.
 
   `chosen` is a row of `ROWS` or a list of rules; None for all that fit.
 
@@ -132,7 +132,7 @@ def cases(
 def _tree(rule_name: str, num_drafts: int, depth: int) -> Tree:
   """The tree for a rule."""
   if rule_name == "hub":
-    if num_drafts != 2 or depth > 6:  # more take minutes to compile
+    if num_drafts != 2 or depth > 6:  # deeper ones take minutes to compile
       raise ValueError("rule 'hub' is compared on 2x1 to 2x6")
     return tree_lib.k_ary(*[2] * depth)
   return tree_lib.paths(depth, num_drafts)
@@ -251,7 +251,7 @@ def _walk(group, models, config, batches, *, max_contexts):
     contexts |= {unit: contexts.get(unit, 0) for unit in units}
     tokens, lengths, row_ids = batch.arrays()
     budgets = np.full(batch.rows, config.max_new_tokens, np.int32)
-    budgets[len(units) :] = 0  # filling rows are done at once
+    budgets[len(units) :] = 0  # padding rows are done at once
     state = init(
       models.params, tokens, lengths,
       random.row_keys(jax.random.key(config.seed), row_ids),

@@ -228,7 +228,7 @@ def acceptance(runs: int, counts: tuple[int, ...] = (1, 2, 3, 4)) -> dict:
 
 
 def qwen3_30b_a3b() -> experts.Reads:
-  """Qwen3-30B-A3B in bfloat16, of its configuration."""
+  """Qwen3-30B-A3B in bfloat16, from its configuration."""
   width, layers, heads, kv_heads, channels = 2048, 48, 32, 4, 128
   attention = 2 * width * channels * (heads + kv_heads)
   return experts.Reads(
@@ -243,7 +243,7 @@ def qwen3_30b_a3b() -> experts.Reads:
 def mixture(runs: int) -> dict:
   """Figure 8: what verification costs on a mixture, and what speculation gains.
 
-  Times are in units of a pass over one token a row.
+  Times are in units of a pass over one token per row.
   """
   del runs
   model, draft, most = qwen3_30b_a3b(), 0.02, 32
@@ -308,6 +308,6 @@ def run(_) -> int:
 
 
 if __name__ == "__main__":
-  # A device a core, to which `simulation` deals out the runs.
+  # One device per core; `simulation` deals the runs out to them.
   jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
   cli.run(run, required=("workdir",))

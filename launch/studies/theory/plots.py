@@ -198,7 +198,7 @@ def throughput(numbers: dict) -> Figure:
 def acceptance(numbers: dict) -> Figure:
   """Figure 7; rules with equal points share a line.
 
-  Lines for drafts that are not i.i.d. are dashed: the optimum is not for them.
+  Dashed lines are drafts that are not i.i.d.; the optimum does not cover them.
   """
   figure, (panel,) = _figure(7.5, 4.4)
   panel.plot(

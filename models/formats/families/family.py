@@ -1,7 +1,7 @@
 """`Family`: reads the files of a family of decoder-only models.
 
 A family is a `model_type` of Hugging Face's `config.json`, in one file of this
-folder: it translates the configuration to layers, maps tensors to parameters,
+folder: it translates the configuration into layers, maps tensors to parameters,
 and, if llama.cpp supports the family, does the same for GGUF files.
 """
 
@@ -70,11 +70,11 @@ class Table:
   """Maps a model's parameters to tensors.
 
   Attributes:
-    name: of the family, for messages.
-    tensors: modules of `models.networks.transformer` to names in checkpoints,
-      without prefix, where # is a layer's number; or parameters to full tensor
-      names. * is an expert's number: all experts are one parameter.
-    layouts: of modules or parameters stored in another layout.
+    name: the family's name, for messages.
+    tensors: maps modules of `models.networks.transformer` to their names in
+      checkpoints, without prefix, where # is a layer's number; or parameters to
+      full tensor names. * is an expert's number: all experts are one parameter.
+    layouts: layouts of modules or parameters that are stored differently.
   """
 
   name: str
@@ -87,7 +87,7 @@ class Tensors:
   """The tensors of a GGUF file, for `Gguf.settings`.
 
   Attributes:
-    shapes: by llama.cpp's names.
+    shapes: shapes by llama.cpp's names.
     read: reads a tensor by name.
   """
 
@@ -106,10 +106,10 @@ class Gguf:
 
   Attributes:
     architecture: llama.cpp's name.
-    keys: keys of the metadata, without the architecture's name, to keys of
+    keys: maps keys of the metadata, without the architecture's name, to keys of
       `config.json`.
-    settings: derives further settings of `config.json` from the metadata and
-      the tensors. Keys that it reads count as known.
+    settings: derives other settings of `config.json` from the metadata and the
+      tensors. Keys that it reads count as known.
     tensors, layouts: entries that override those of `Family`.
   """
 
@@ -133,7 +133,7 @@ class Family(Table):
       missing, malformed or not supported.
     defaults: transformers' values for missing keys.
     fixed: keys that must have this value or be missing.
-    harmless: further keys that change nothing in this family.
+    harmless: other keys that change nothing in this family.
     quantized: `quant_method`s of `quantization_config` that it handles itself.
     ignores: whether to ignore a tensor, given its name without prefix.
     multimodal: `model_type`s of models with a `text_config` of this family, and

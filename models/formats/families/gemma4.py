@@ -22,7 +22,7 @@ def _read(settings: Settings) -> TransformerConfig:
   kinds = reading.windowed(
     settings, [(i + 1) % 6 > 0 for i in range(count)], window
   )
-  kinds = [*kinds[:-1], FULL]  # the last layer always is
+  kinds = [*kinds[:-1], FULL]  # the last layer always is one
   shared = get(settings, "num_kv_shared_layers", int, 0, least=0)
   unshared = kinds[: count - shared]
   same, wide, bias = (
@@ -63,7 +63,7 @@ def _heads(
   """Number and size of a layer's key/value heads."""
   names = {"head_dim": "head_dim", "num_key_value_heads": "num_kv_heads"}
   given, more = settings.get("per_layer_config"), {}
-  if given is not None:  # transformers pads the numbers of layers with zeros
+  if given is not None:  # transformers pads layer numbers with zeros
     more = {int(number): x for number, x in given.items()}.get(layer, {})
     json_files.refuse_unknown(more, names, "settings of per_layer_config")
   elif kind == FULL:
@@ -137,7 +137,7 @@ FAMILY = Family(
     attention_k_eq_v=False, enable_moe_block=False, use_double_wide_mlp=False,
     max_position_embeddings=131_072,
   ),
-  fixed=dict(use_bidirectional_attention="vision"),  # only affects images
+  fixed=dict(use_bidirectional_attention="vision"),  # affects only images
   harmless=gemma2.HARMLESS | {
     "query_pre_attn_scalar",  # scores are not scaled
     # Sizes of features that may be off.

@@ -1,4 +1,4 @@
-"""Gemma 4's GGUF files, whose metadata describe every layer."""
+"""Gemma 4's GGUF files, whose metadata describes every layer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -35,7 +35,7 @@ def _size(settings: Mapping[str, Any], suffix: str) -> int:
 def _rope(
   settings: Mapping[str, Any], has: Tensors, size: int
 ) -> dict[str, Any]:
-  """Rotary settings; full layers only rotate their first frequencies."""
+  """Rotary settings; full layers rotate only their first frequencies."""
   full: dict[str, Any] = {"rope_theta": settings["rope.freq_base"]}
   if "rope_freqs.weight" in has.shapes:
     turning = int(np.sum(has.read("rope_freqs.weight") == 1))

@@ -63,7 +63,7 @@ def layer_tensors(ours: str, theirs: str) -> dict[str, str]:
 def config_of(
   settings: Settings, *, mlp_bias: bool = False, **attention
 ) -> TransformerConfig:
-  """A model of equal Llama layers; `attention` as for `reading.layer`."""
+  """A model of identical Llama layers; `attention` as for `reading.layer`."""
   sizes = reading.sizes(settings)
   layer = reading.layer(
     sizes,

@@ -9,7 +9,7 @@ from models.formats.families.reading import get
 from models.networks.description import TransformerConfig
 from models.networks.mixture import Mixture
 
-# Settings of training.
+# Training settings.
 HARMLESS = frozenset(
   {"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"}
 )
@@ -71,7 +71,7 @@ def mixture(
   """The mixture of a layer.
 
   `num_experts`, `num_chosen` and `expert_dim` are the keys of these settings;
-  `switches` are further fields of `Mixture`.
+  `switches` are other fields of `Mixture`.
   """
   return Mixture(
     num_experts=get(settings, num_experts, int),
@@ -118,7 +118,7 @@ def of_drafting_layers(name: str, config: TransformerConfig) -> bool:
 
 
 def of_deepseek(settings: Settings, sizes: Mapping[str, Any]) -> Mixture:
-  """DeepSeek-V3's mixture: the router's correction only affects the choice."""
+  """DeepSeek-V3's mixture: the router's correction affects only the choice."""
   width = get(settings, "moe_intermediate_size", int)
   return mixture(
     settings, sizes, num_experts="n_routed_experts",

@@ -181,11 +181,11 @@ def rope(
 ) -> Rope:
   """Reads the rotary settings of a `config.json`.
 
-  transformers 5 keeps them all in `rope_parameters`; before, the base and the
-  rotated share were top-level keys (with other names in GPT-NeoX) and the rest
-  was in `rope_scaling`. `theta` is the default base and `share` the default
-  share of a head's channels that rotate, None if it must be 1; `ignored` lists
-  settings that change nothing.
+  transformers 5 keeps them all in `rope_parameters`; before that, the base and
+  the rotated share were top-level keys (with other names in GPT-NeoX) and the
+  rest was in `rope_scaling`. `theta` is the default base and `share` the
+  default share of a head's channels that rotate, None if it must be 1;
+  `ignored` lists settings that change nothing.
   """
   given = _rope_settings(config, ignored)
   kind = given.get("rope_type", "default")

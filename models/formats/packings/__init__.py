@@ -1,8 +1,8 @@
 """Published quantization formats, by `quant_method` of `quantization_config`.
 
 Each file has a `PACKING`, which reads the `quantization_config`, rejects
-unknown keys by name, and joins the parts of each weight to one
-`models.formats.weights.Tensor`. MXFP4, which only gpt-oss has, is in
+unknown keys by name, and joins the parts of each weight into one
+`models.formats.weights.Tensor`. MXFP4, which only gpt-oss uses, is in
 `models.formats.mxfp4`.
 """
 

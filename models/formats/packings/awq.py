@@ -20,7 +20,7 @@ from models.formats.quantized_files import tensor, unpacked, within
 from models.formats.weights import Tensor
 
 _PARTS = ("qweight", "qzeros", "scales")
-_COUNT = 8  # numbers of a word
+_COUNT = 8  # numbers per word
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the outputs of a word, lowest bits first
 _PLACES = np.argsort(_ORDER)
 

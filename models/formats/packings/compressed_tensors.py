@@ -7,8 +7,8 @@ For a weight with N outputs, D inputs and G groups of inputs:
                   i32[ceil(N b / 32), G]` packs zero points along outputs;
 `int-quantized`   `weight i8[N, D]`;
 `float-quantized` `weight` in float8_e4m3fn.
-`w[n, d] = (q - z) s`, with `weight_scale` `[N, G]` by group, `[N, 1]` by
-channel, one number by tensor, `[ceil(N / a), ceil(D / b)]` by block.
+`w[n, d] = (q - z) s`, with `weight_scale` `[N, G]` per group, `[N, 1]` per
+channel, one number per tensor, `[ceil(N / a), ceil(D / b)]` per block.
 
 The parts of a weight show whether and how it is packed: `targets` and `ignore`
 are not read. Activations are not quantized, whatever `input_activations` says.
@@ -43,7 +43,7 @@ _PARTS = (
 _OF_GROUP = {
   "weights", "targets", "input_activations", "output_activations", "format",
 }  # fmt: skip
-# Settings of calibration.
+# Calibration settings.
 _HARMLESS = {
   "observer", "observer_kwargs", "actorder", "scale_dtype", "zp_dtype",
   "dynamic",

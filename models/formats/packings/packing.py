@@ -110,7 +110,7 @@ def in_blocks(
   Args:
     shape: `(N, D)`.
     sizes: outputs and inputs of a block; None for one block.
-    scales: of the blocks.
+    scales: scales of the blocks.
     values, dtype: as for `models.formats.quantized_files.tensor`.
 
   Raises:
