@@ -114,7 +114,7 @@ SHAPES |= {
     num_experts=128, num_experts_per_tok=8, norm_topk_prob=True,
     max_position_embeddings=40960, rope_theta=1000000.0, rms_norm_eps=1e-6,
   ),
-  # As transformers' defaults for this family, which names the 9B.
+  # The defaults of transformers' configuration class.
   "qwen3.5-9b": dict(
     model_type="qwen3_5_text", vocab_size=248320, hidden_size=4096,
     num_hidden_layers=32, num_attention_heads=16, num_key_value_heads=4,

@@ -95,7 +95,7 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
     # Weight in the loss of the distance to the target's next feature.
     head.feature_weight = 1.0
   # A head to start from, instead of the target's last layer; it keeps its draft
-  # vocabulary unless another size is given.
+  # vocabulary.
   config.init_from = ""
   # "forward_kl", "reverse_kl", "total_variation", "next_token", DSpark's
   # "next_token_and_tv", or "acceptance" of a draft of `head.depth` tokens: see

@@ -137,7 +137,7 @@ def predict(chip: Chip, q: Question) -> dict:
   """Predicts the times of passes from the roofline, and speed-ups.
 
   "verify_seconds" is for passes over 1, 2, .. tokens per row; "cost_ratio" is a
-  draft pass in target passes; drafting pays from "break_even_acceptance" on
+  draft pass in target passes; drafting pays above "break_even_acceptance"
   (None: never).
   """
   of_draft, of_target = passes(q)

@@ -1,1 +1,1 @@
-"""Readers and writers of checkpoints: Hugging Face, GGUF, heads, own runs."""
+"""Readers and writers of checkpoints: Hugging Face, GGUF, and draft heads."""
