@@ -108,7 +108,7 @@ class Grammar:
     entries: by name, functions with typed parameters, or finished objects.
     nested: by the type of a parameter, the grammar of its argument.
     literal: the entry that a bare number or tuple is an argument of.
-    custom: the type that `package.module.NAME` is, or is annotated to return.
+    custom: the type that `package.module.NAME` has, or is annotated to return.
     with_names: whether objects have a `name`, set to the canonical text.
   """
 

@@ -220,8 +220,8 @@ class Decoder:
       count: their number, in 1..P.
 
     Returns:
-      The state. Under `jit`, which cannot raise, a row whose text and tokens do
-      not fit into the buffer has ended (LENGTH); all its text is prompt.
+      The state. Under `jit`, which cannot check this, a row whose text and
+      tokens do not fit into the buffer has ended (LENGTH); all is prompt.
 
     Raises:
       ValueError: as in `init`.

@@ -61,7 +61,7 @@ class Defaults:
 
   Attributes:
     warp: temperature, top_k, top_p and min_p.
-    max_new_tokens: maximum tokens of a chat's answer.
+    max_new_tokens: tokens of a chat's answer unless the request sets them.
     longest_prompt, max_length: maximum tokens of a prompt, and of prompt and
       completion.
     most: maximum completions of a request.

@@ -5,8 +5,8 @@ r"""Writes prompts from Python files that no embedded model was trained on.
     --output=E.json
 
 A prompt is a few lines from inside a file of `launch.training.corpus`'s test
-split: the standard library and the packages that the embedded pair was trained
-on. The same installed versions always give the same prompts.
+split of the standard library and the packages whose other files trained the
+embedded pair. The same installed versions always give the same prompts.
 """
 
 from absl import flags

@@ -9,7 +9,7 @@
 #                    copies the last commit to all workers (without uncommitted
 #                    changes), and FILES into its folder data/
 #     --clone=URL    the workers clone this repository instead
-#   tpu.sh install   creates or updates .venv there, from requirements.lock
+#   tpu.sh install   creates or updates .venv there, pinned by requirements.lock
 #   tpu.sh run decode --config=configs/embedded.py --prompts=data/IN.jsonl ...
 #                    runs `python -m launch.decode ...` on all workers and
 #                    waits; repeat the command to resume an interrupted run

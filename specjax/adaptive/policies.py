@@ -104,8 +104,8 @@ def fixed(depth: int = 6) -> Policy:
 def confidence(*, threshold: float = 0.4) -> Policy:
   """Stops after a token whose probability is at most the threshold.
 
-  That token is kept. This is Hugging Face's `assistant_confidence_threshold`,
-  with its default.
+  That token is kept. Like Hugging Face's `assistant_confidence_threshold`, with
+  its default.
   """
   _check_share("threshold", threshold)
   return Policy(

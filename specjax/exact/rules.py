@@ -1,9 +1,9 @@
-"""Checks that a rule is lossless if it claims to be, or reports its distance.
+"""Checks a rule's claim to be lossless, and any distance that it reports.
 
 A rule that claims to be lossless is summed over every draft of small trees, for
 models that depend on the whole text and for hard cases: zeros, disjoint
-supports, point masses, a draft equal to the target. A distance that another
-rule reports must be the true one.
+supports, point masses, a draft equal to the target. Any distance that a rule
+reports must be the true one.
 """
 
 import dataclasses
