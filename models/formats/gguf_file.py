@@ -7,7 +7,6 @@ tensors; then the tensors' data, mostly quantized in blocks along the rows. The
 
 import dataclasses
 import functools
-import itertools
 import pathlib
 import struct
 from collections.abc import Callable, Mapping
@@ -191,24 +190,22 @@ def scales(
 # few sizes, hence few compilations.
 
 
-def _unpack(program: Callable, header: Header, name: str, index):
-  """Applies a program to the blocks of some rows; returns rows in NumPy."""
+def _unpack(unpack: Callable, header: Header, name: str, index):
+  """Unpacks the blocks of some rows; returns rows in NumPy."""
   tensor = header.tensors[name]
   kind, raw = tensor.tensor_type.name, _rows(tensor, header.path, index)
-  found = program(kind, raw.reshape(-1, sum(BLOCKS[kind].fields.values())))
+  found = unpack(kind, raw.reshape(-1, sum(BLOCKS[kind].fields.values())))
   return jax.tree.map(
     lambda x: np.asarray(x).reshape(*raw.shape[:-1], -1), found
   )
 
 
-def _fields(kind: str, raw):
+def _fields(kind: str, raw: np.ndarray | Array) -> tuple[Blocks, dict]:
   """The type of blocks and their fields, `u8[blocks, bytes]` each."""
-  blocks = BLOCKS[kind]
-  ends = itertools.accumulate(blocks.fields.values())
-  return blocks, {
-    name: raw[:, end - blocks.fields[name] : end]
-    for name, end in zip(blocks.fields, ends, strict=True)
-  }
+  blocks, fields, at = BLOCKS[kind], {}, 0
+  for name, size in blocks.fields.items():
+    fields[name], at = raw[:, at : at + size], at + size
+  return blocks, fields
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -240,7 +237,7 @@ def _scales(kind: str, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
   """Scales and minima, `f32[blocks, groups]`."""
   blocks, fields = _fields(kind, raw)
   # Blocks come last for now: NumPy is slow along short rows.
-  turned = lambda name, dtype: fields[name].copy().view(dtype).T.copy()
+  turned = lambda name, dtype: fields[name].view(dtype).T.copy()
   scale, minima = turned("d", np.float16).astype(np.float32), None
   if "m" in fields:
     minima = turned("m", np.float16).astype(np.float32)
@@ -252,7 +249,7 @@ def _scales(kind: str, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
       last = (low & 15 | of >> 6 << 4, low >> 4 | under >> 6 << 4)
       scale = scale * np.concatenate([of & 63, last[0]])
       minima = -minima * np.concatenate([under & 63, last[1]])
-  if minima is not None:
+  if blocks.above and minima is not None:
     minima += blocks.above * scale
   return scale.T, None if minima is None else minima.T
 

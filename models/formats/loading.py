@@ -1,7 +1,7 @@
 """Loads the parameters of a checkpoint, a few rows of a tensor at a time.
 
-Rows are read, converted or quantized, placed on the device, and freed: besides
-the model, host memory holds about two tensors, or on a mesh one per layer.
+Rows are read, converted or quantized, and placed on the device: besides the
+model, host memory holds about two tensors, or on a mesh one per layer.
 """
 
 import dataclasses
@@ -59,8 +59,8 @@ def load(
   Raises:
     CheckpointError: like `models.formats.weights.check`.
   """
-  weights.check(source, form)
   module = weights.abstract(source.config, dtype, form)
+  weights.check(source, module)
   graphdef, state = nnx.split(module)
   state = dict(nnx.to_flat_state(state))
 
@@ -108,7 +108,7 @@ def load_stacked(
     CheckpointError: like `load`.
     ValueError: for a model that cannot be sharded like this.
   """
-  weights.check(source, form)
+  weights.check(source, weights.abstract(source.config, dtype))
   devices = sharding_lib.num_parts(sharding, mesh)
   config = sharding_lib.kv_heads_for(source.config, devices)
   if isinstance(config, T5Config):
@@ -235,9 +235,9 @@ def _read_all(read, like, *, in_rows: bool):
 
 
 def _empty(like) -> np.ndarray:
-  """An array at an address that XLA:CPU takes over without a copy."""
+  """An array that XLA:CPU takes over without a copy (4-bit types with one)."""
   dtype = np.dtype(like.dtype)
   size = math.prod(like.shape) * dtype.itemsize
   memory = np.empty(size + _ALIGNMENT, np.uint8)
-  start = -memory.ctypes.data % _ALIGNMENT
-  return memory[start : start + size].view(dtype).reshape(like.shape)
+  aligned = memory[-memory.ctypes.data % _ALIGNMENT :][:size]
+  return aligned.view(dtype).reshape(like.shape)

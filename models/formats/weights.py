@@ -10,7 +10,6 @@ import functools
 import types
 from collections.abc import Callable, Iterable, Mapping
 
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -223,17 +222,15 @@ def equal(one: Tensor, other: Tensor) -> bool:
   )
 
 
-def check(source: Source, form: Quantization | None = None) -> None:
-  """Compares the tensors of a checkpoint with its configuration.
-
-  `form` only selects the `abstract` module, to reuse it.
+def check(source: Source, module: Transformer | T5) -> None:
+  """Compares the tensors of a checkpoint with its `abstract` module.
 
   Raises:
     CheckpointError: listing all tensors that are extra, missing or of the wrong
       shape or type.
   """
   config, table, tensors = source.config, source.table, source.tensors
-  state = nnx.state(abstract(config, jnp.float32, form))
+  state = nnx.state(module)
   shapes: dict[str, tuple[int, ...]] = {}
   for parameter, variable in nnx.to_flat_state(state):
     name, layout = locate(parameter, table)

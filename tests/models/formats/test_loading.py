@@ -8,11 +8,12 @@ import jax
 import numpy as np
 import pytest
 import references
+from flax import nnx
 from gguf import GGMLQuantizationType as Kind
 from jax.sharding import AxisType
 
 from models import checkpoints, sharding
-from models.formats import loading, weights
+from models.formats import gguf, loading, weights
 from models.networks.quantized import Quantization
 
 INT8 = Quantization(dtype="int8", embedding=True)
@@ -81,6 +82,19 @@ def test_loading_never_holds_the_whole_model_in_float32(
   assert 0 < most[0] < 1.02 * stored + largest  # read as float32
   assert on_mesh or 0 < max(sizes) < 1.01 * stored
   assert peak < stored + whole / 4
+
+
+@pytest.mark.parametrize("how", [None, INT8])
+def test_device_takes_over_what_was_read(path, how, monkeypatch):
+  made, empty = [], loading._empty
+  monkeypatch.setattr(
+    loading, "_empty", lambda x: made.append(empty(x)) or made[-1]
+  )
+  module = loading.load(gguf.source(str(path)), form=how)
+  arrays = jax.tree.leaves(nnx.state(module))
+  assert {x.unsafe_buffer_pointer() for x in arrays} == {
+    x.ctypes.data for x in made
+  }
 
 
 def test_quantizing_while_loading_matches_quantizing_after(path):

@@ -46,16 +46,14 @@ def test_quantized_values_match_dtype_definition(dtype, group):
   weight = RNG.standard_normal((5, 64)).astype(np.float32)
   weight[1] *= 1e-3
   weight[2] = 0
-  actual = jax.jit(lambda w: quantize(w, dtype, group))(weight)
+  actual = quantize(weight, dtype, group)
   expected, scales = by_definition(weight, dtype, group)
   assert actual.values.dtype == DTYPES[dtype].dtype
   assert (actual.num_groups, actual.group) == (64 // (group or 64), group or 64)
   np.testing.assert_allclose(actual.scales, scales, rtol=1e-6)
   np.testing.assert_allclose(actual.dequantized(), expected, rtol=1e-6)
   # Experts' lie the other way around.
-  turned = jax.jit(lambda w: quantize(w, dtype, group, inputs=-2))(
-    weight.T[None]
-  )
+  turned = quantize(weight.T[None], dtype, group, inputs=-2)
   np.testing.assert_array_equal(turned.values[0].T, actual.values)
   np.testing.assert_array_equal(turned.scales[0].T, actual.scales)
   np.testing.assert_array_equal(turned.dequantized()[0].T, actual.dequantized())
