@@ -87,14 +87,11 @@ def test_loading_never_holds_the_whole_model_in_float32(
 @pytest.mark.parametrize("how", [None, INT8])
 def test_device_takes_over_what_was_read(path, how, monkeypatch):
   made, empty = [], loading._empty
-  monkeypatch.setattr(
-    loading, "_empty", lambda x: made.append(empty(x)) or made[-1]
-  )
-  module = loading.load(gguf.source(str(path)), form=how)
-  arrays = jax.tree.leaves(nnx.state(module))
-  assert {x.unsafe_buffer_pointer() for x in arrays} == {
-    x.ctypes.data for x in made
-  }
+  record = lambda x: made.append(empty(x)) or made[-1]
+  monkeypatch.setattr(loading, "_empty", record)
+  params = nnx.state(loading.load(gguf.source(str(path)), form=how))
+  held = {x.unsafe_buffer_pointer() for x in jax.tree.leaves(params)}
+  assert held == {x.ctypes.data for x in made}
 
 
 def test_quantizing_while_loading_matches_quantizing_after(path):
