@@ -11,14 +11,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array, lax
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from models.networks.quantized_tensor import QuantizedTensor
 
 _FEW = 64  # rows of x
 _ROUND = 128  # rows of x, about as many as a round has
 _CHUNK = 2**18  # numbers that fit a core's cache as float32
+_LANES = 16  # inputs that XLA:CPU multiplies at once
+_TERMS = 16  # products that it adds in registers
 
 
 def project(x: Array, weight: Array | QuantizedTensor, *, result=None) -> Array:
@@ -27,23 +31,26 @@ def project(x: Array, weight: Array | QuantizedTensor, *, result=None) -> Array:
   One scale per output is applied to the products: 8-bit values are exact in
   bfloat16. With group scales the weight is dequantized and rounded once. It
   is not written to memory whole: TPUs multiply each group and scale the
-  products, like Qwix (Google), for a few rows of x; CPUs multiply integers
-  (int8 with one scale per output), or dequantize a few outputs at a time
-  (groups). `result` is the accumulation dtype for arrays, by default x's.
+  products, like Qwix (Google), for a few rows of x; CPUs convert int8 weights
+  where they sum (one or two rows), multiply integers (more rows, int8 with one
+  scale per output), or dequantize a few outputs at a time (groups). `result`
+  is the accumulation dtype for arrays, by default x's.
   """
   if not isinstance(weight, QuantizedTensor):
     return _product(x, weight.astype(x.dtype), result)
+  rows = math.prod(x.shape[:-1])
+  is_int8 = weight.values.dtype == jnp.int8
+  fused = is_int8 and rows in (1, 2) and x.shape[-1] % (2 * _LANES) == 0
   if not weight.by_output:
-    many = math.prod(x.shape[:-1]) > _ROUND
-    forms = {} if many else {"tpu": group_products}
+    cpu = fused_products if fused else chunk_products
+    forms = {} if rows > _ROUND else {"tpu": group_products}
     return lax.platform_dependent(
-      x, weight, **forms, cpu=chunk_products, default=_dequantized
+      x, weight, **forms, cpu=cpu, default=_dequantized
     )
-  if weight.values.dtype != jnp.int8:
+  if not is_int8:
     return _scaled(x, weight)
-  return lax.platform_dependent(
-    x, weight, cpu=integer_products, default=_scaled
-  )
+  cpu = fused_products if fused else integer_products
+  return lax.platform_dependent(x, weight, cpu=cpu, default=_scaled)
 
 
 def _product(x: Array, weight: Array, result=None) -> Array:
@@ -127,6 +134,45 @@ def integer_products(x: Array, weight: QuantizedTensor) -> Array:
   )  # [2, ..., N]
   whole = (sums[0] + sums[1].astype(wide.dtype) / 254) * scale
   return (whole * weight.scales[:, 0]).astype(x.dtype)
+
+
+def fused_products(x: Array, weight: QuantizedTensor) -> Array:
+  """`project` of one or two rows with int8, converted where they are summed.
+
+  XLA:CPU does that, and with vectors, if it reduces two arrays at once over
+  few numbers with others next to them in memory: the products of two rows, or
+  of every second part of one. (Sums of one array go to YNNPACK, after the
+  converted weights were written.) Being a call, it repeats no computation of x
+  for every output. On AVX2 one token through a model takes 0.8 times as long
+  as by `integer_products`, and half as long as by `chunk_products`.
+  """
+  with set_xla_metadata(inlineable="false"):
+    return _fused(x, weight)
+
+
+@jax.jit
+def _fused(x: Array, weight: QuantizedTensor) -> Array:
+  outputs, inputs = weight.shape
+  rows = x.reshape(-1, inputs).astype(jnp.float32)
+  parts = 3 - len(rows)
+  most = inputs // parts // _LANES
+  terms = max(n for n in range(1, _TERMS + 1) if most % n == 0)
+  shape = (most // terms, parts, terms, _LANES)
+  values = weight.values if weight.by_output else weight.dequantized()
+  values = values.reshape(outputs, *shape).astype(jnp.float32)
+  products = [
+    values[:, :, part] * row[:, part]
+    for row in rows.reshape(-1, *shape)
+    for part in range(parts)
+  ]
+  add = lambda a, b: [a[0] + b[0], a[1] + b[1]]
+  sums = lax.reduce(products, [np.float32(0)] * 2, add, (2,))
+  first, second = lax.optimization_barrier(sums)  # [N, parts of D, lanes]
+  sums = [first + second] if parts == 2 else [first, second]
+  y = jnp.stack([jnp.sum(lanes, axis=(1, 2)) for lanes in sums])
+  if weight.by_output:
+    y *= weight.scales[:, 0]
+  return y.astype(x.dtype).reshape(*x.shape[:-1], outputs)
 
 
 def group_products(x: Array, weight: QuantizedTensor) -> Array:

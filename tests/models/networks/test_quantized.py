@@ -72,13 +72,15 @@ def test_products_match_dequantized_weights(dtype, monkeypatch):
     whole = np.asarray(one.dequantized())
     expected = np.asarray(x, dtype).astype(np.float32) @ whole.T
     close = 9 * float(jnp.finfo(dtype).eps) * np.abs(expected).max()
-    for multiply in (
-      linear.project, linear.group_products, linear.chunk_products
+    for multiply, rows in (
+      (linear.project, 3), (linear.group_products, 3),
+      (linear.chunk_products, 3), (linear.fused_products, 2),
+      (linear.fused_products, 1),
     ):  # fmt: skip
-      actual = multiply(jnp.asarray(x, dtype), one)
+      actual = multiply(jnp.asarray(x[:rows], dtype), one)
       assert actual.dtype == dtype
       np.testing.assert_allclose(
-        np.asarray(actual, np.float32), expected, rtol=0, atol=close
+        np.asarray(actual, np.float32), expected[:rows], rtol=0, atol=close
       )
 
 
@@ -93,7 +95,8 @@ def test_small_grouped_weights_are_rounded_once(dtype):
     assert multiply(jnp.zeros((2, 0, 64), dtype), one).shape == (2, 0, 3)
 
 
-def test_cpu_loop_never_holds_a_dequantized_weight(monkeypatch):
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_cpu_loop_never_holds_a_dequantized_weight(rows, monkeypatch):
   monkeypatch.setattr(linear, "_CHUNK", 2**14)
   one = quantize(jnp.ones((512, 512), jnp.float32), "int8", 32)
 
@@ -101,7 +104,7 @@ def test_cpu_loop_never_holds_a_dequantized_weight(monkeypatch):
   def loop(x, one):
     return jax.lax.fori_loop(0, 9, lambda _, x: linear.project(x, one), x)
 
-  program = loop.lower(jnp.ones((2, 512)), one).compile()
+  program = loop.lower(jnp.ones((rows, 512)), one).compile()
   assert program.memory_analysis().temp_size_in_bytes < 512**2
 
 
