@@ -9,9 +9,9 @@ To train the heads of the embedded target:
     --workdir=/tmp/specjax/medusa --export=models/pretrained/medusa
 
 `:eagle`, `:p_eagle`, `:mtp` (multi-token prediction), `:dflash` (JetSpec's with
---config.head.causal), `:dflash2` and `:dspark` are the other kinds. Any target
-that decodes can have a head; these commands train SmolLM2's, first on plain
-text, then on its own conversations:
+--config.head.causal --config.head.depth_decay=1), `:dflash2` and `:dspark` are
+the other kinds. Any target that decodes can have a head; these commands train
+SmolLM2's, first on plain text, then on its own conversations:
 
   SMOLLM2=$(python -m launch.tools.fetch_smollm2)
   python -m launch.train --config=configs/train_head.py:eagle3 \

@@ -4,6 +4,7 @@ Weights are `[outputs, inputs]`, as files have them. Letters in shapes: N
 outputs, D inputs, G groups of inputs, V vocabulary.
 """
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
@@ -22,25 +23,25 @@ _FEW = 64  # rows of x
 _ROUND = 128  # rows of x, about as many as a round has
 _CHUNK = 2**18  # numbers that fit a core's cache as float32
 _LANES = 16  # inputs that XLA:CPU multiplies at once
-_TERMS = 16  # products that it adds in registers
 
 
 def project(x: Array, weight: Array | QuantizedTensor, *, result=None) -> Array:
   """Multiplies x with every row of a weight, `[..., D], [N, D] -> [..., N]`.
 
   One scale per output is applied to the products: 8-bit values are exact in
-  bfloat16. With group scales the weight is dequantized and rounded once. It
-  is not written to memory whole: TPUs multiply each group and scale the
-  products, like Qwix (Google), for a few rows of x; CPUs convert int8 weights
-  where they sum (one or two rows), multiply integers (more rows, int8 with one
-  scale per output), or dequantize a few outputs at a time (groups). `result`
-  is the accumulation dtype for arrays, by default x's.
+  bfloat16. With group scales the weight is dequantized, and not written to
+  memory whole: TPUs multiply each group and scale the products, like Qwix
+  (Google), for a few rows of x; CPUs convert int8 weights where they sum (one
+  or two rows), multiply integers (else, int8 with one scale per output), or
+  dequantize a few outputs at a time (groups). So a row's products depend on
+  the number of rows by rounding. `result` is the accumulation dtype for
+  arrays, by default x's.
   """
   if not isinstance(weight, QuantizedTensor):
     return _product(x, weight.astype(x.dtype), result)
   rows = math.prod(x.shape[:-1])
   is_int8 = weight.values.dtype == jnp.int8
-  fused = is_int8 and rows in (1, 2) and x.shape[-1] % (2 * _LANES) == 0
+  fused = is_int8 and rows in (1, 2) and _terms(x.shape[-1], rows) >= 8
   if not weight.by_output:
     cpu = fused_products if fused else chunk_products
     forms = {} if rows > _ROUND else {"tpu": group_products}
@@ -136,15 +137,22 @@ def integer_products(x: Array, weight: QuantizedTensor) -> Array:
   return (whole * weight.scales[:, 0]).astype(x.dtype)
 
 
+def _terms(inputs: int, rows: int) -> int:
+  """How many products `fused_products` adds in registers; 0 if it can't."""
+  blocks, rest = divmod(inputs * rows, 2 * _LANES)
+  return 0 if rest else max(n for n in range(1, 17) if blocks % n == 0)
+
+
 def fused_products(x: Array, weight: QuantizedTensor) -> Array:
-  """`project` of one or two rows with int8, converted where they are summed.
+  """`project` of one or two rows, converting weights where they are summed.
 
   XLA:CPU does that, and with vectors, if it reduces two arrays at once over
-  few numbers with others next to them in memory: the products of two rows, or
-  of every second part of one. (Sums of one array go to YNNPACK, after the
-  converted weights were written.) Being a call, it repeats no computation of x
-  for every output. On AVX2 one token through a model takes 0.8 times as long
-  as by `integer_products`, and half as long as by `chunk_products`.
+  few numbers (`_terms`) with others next to them in memory: the products of
+  two rows, or of two parts of one. (Sums of one array go to YNNPACK, after the
+  converted weights were written.) XLA does not inline the call, or it would
+  repeat what computes x for every output. On AVX2 one token through a model in
+  int8 takes 0.8 times as long as by `integer_products`, and half as long as by
+  `chunk_products`.
   """
   with set_xla_metadata(inlineable="false"):
     return _fused(x, weight)
@@ -155,23 +163,25 @@ def _fused(x: Array, weight: QuantizedTensor) -> Array:
   outputs, inputs = weight.shape
   rows = x.reshape(-1, inputs).astype(jnp.float32)
   parts = 3 - len(rows)
-  most = inputs // parts // _LANES
-  terms = max(n for n in range(1, _TERMS + 1) if most % n == 0)
-  shape = (most // terms, parts, terms, _LANES)
-  values = weight.values if weight.by_output else weight.dequantized()
+  shape = (-1, parts, _terms(inputs, len(rows)), _LANES)
+  scaled = dataclasses.replace(weight, minima=None)  # else without vectors
+  values = weight.values if weight.by_output else scaled.dequantized()
   values = values.reshape(outputs, *shape).astype(jnp.float32)
   products = [
-    values[:, :, part] * row[:, part]
-    for row in rows.reshape(-1, *shape)
+    values[:, :, part] * row.reshape(shape)[:, part]
+    for row in rows
     for part in range(parts)
   ]
   add = lambda a, b: [a[0] + b[0], a[1] + b[1]]
   sums = lax.reduce(products, [np.float32(0)] * 2, add, (2,))
-  first, second = lax.optimization_barrier(sums)  # [N, parts of D, lanes]
+  first, second = lax.optimization_barrier(sums)  # [N, blocks, lanes]
   sums = [first + second] if parts == 2 else [first, second]
   y = jnp.stack([jnp.sum(lanes, axis=(1, 2)) for lanes in sums])
   if weight.by_output:
     y *= weight.scales[:, 0]
+  if weight.minima is not None:
+    of_x = rows.reshape(len(rows), weight.num_groups, -1).sum(axis=-1)
+    y += jnp.matmul(of_x, weight.minima.T, precision="highest")
   return y.astype(x.dtype).reshape(*x.shape[:-1], outputs)
 
 
