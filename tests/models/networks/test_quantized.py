@@ -146,9 +146,10 @@ def tree_logits(model):
   return jax.jit(both)
 
 
-def test_tree_pass_matches_dequantized_model_along_paths():
-  config = llama_config(**SMALL, tied_embeddings=True)
-  low = copy_of(new(config), Quantization(dtype="int8"))
+@pytest.mark.parametrize("dtype, group", [("int8", None), ("int4", 32)])
+def test_tree_pass_matches_dequantized_model_along_paths(dtype, group):
+  config = llama_config(**SMALL, tied_embeddings=group is None)
+  low = copy_of(new(config), Quantization(dtype=dtype, group=group))
   model, params = as_language_model(low)
   actual = tree_logits(model)(params, TOKENS)
   rows = np.zeros((2, 3, 6), int)  # the paths to nodes 2, 3 and, of 3, to 1
@@ -161,8 +162,8 @@ def test_tree_pass_matches_dequantized_model_along_paths():
   forward = jax.jit(lambda s, x: nnx.merge(graphdef, s)(x)[0].logits)
   whole = np.asarray(forward(state, rows.reshape(6, 6))).reshape(2, 3, 6, -1)
   expected = np.take_along_axis(whole, last[..., None, None], axis=2)[:, :, 0]
-  atol = 2e-5 * np.abs(expected).max()
-  np.testing.assert_allclose(actual[:, [2, 3, 1]], expected, rtol=0, atol=atol)
+  close = dict(rtol=0, atol=2e-5 * np.abs(expected).max())
+  np.testing.assert_allclose(actual[:, [2, 3, 1]], expected, **close)
 
 
 def test_stacked_quantization_matches_and_rows_are_independent():
@@ -221,10 +222,9 @@ def test_quantized_experts_match_dequantized_ones(how, form):
 def test_unsupported_quantization_is_rejected():
   with pytest.raises(ValueError, match="groups of 64 do not divide the 32 in"):
     quantize(jnp.ones((2, 32)), "int4", 64)
-  with pytest.raises(ValueError, match="got 'int2'"):
-    Quantization(dtype="int2")
-  with pytest.raises(ValueError, match="got 7"):
-    Quantization(dtype="int8", group=7)
+  for wrong, got in (("int2", None), "'int2'"), (("int8", 7), "7"):
+    with pytest.raises(ValueError, match=f"got {got}"):
+      Quantization(dtype=wrong[0], group=wrong[1])
   tied = llama_config(**SMALL, tied_embeddings=True)
   how = Quantization(dtype="int8", embedding=True)
   with pytest.raises(ValueError, match="embedding not tied"):
