@@ -141,19 +141,6 @@ def run(
   app.run(body, flags_parser=parse)
 
 
-def execute(command: Command, argv: Sequence[str]) -> int:
-  """Parses `argv` (program name first) and runs; returns the exit code."""
-  # config_flags looks for overrides (`--config.x=1`) in sys.argv.
-  outer, sys.argv = sys.argv, list(argv)
-  try:
-    rest = _parse(command, argv)
-  except UserError as error:
-    return fail(str(error))
-  finally:
-    sys.argv = outer
-  return _guarded(command, rest)
-
-
 def fail(message: str, code: int = 2) -> int:
   """Prints one message on stderr; returns the exit code."""
   label = f"process {jax.process_index()}: " if processes.several() else ""

@@ -32,12 +32,14 @@ each holds the models on its own devices; process 0 writes the files.
 """
 
 import collections
+import functools
 import hashlib
 import importlib.metadata
 import io
 import json
 import os
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_collections
@@ -150,15 +152,28 @@ def report_files(path: str) -> list[str]:
   return [os.path.splitext(path)[0] + end for end in ends]
 
 
-def evaluate(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """Measures what the command line asks for; writes E.json and returns it."""
-  temperatures = [float(text) for text in cli.TEMPERATURES.value or ()]
+def evaluate(
+  config: ml_collections.ConfigDict,
+  names: str,
+  ask: Callable[[measure.Comparison], list[questions.Question]],
+  *,
+  temperatures: Sequence[float] = (),
+  batch_sizes: Sequence[int] = (),
+  rounds: int = 1,
+  timing: str = "rounds",
+  inputs: bool = False,
+  output: str | None = None,
+) -> dict[str, Any]:
+  """Measures systems; returns the content of E.json.
+
+  `names` and options are as the flags; temperatures and batch sizes default to
+  the config's. `ask` selects the questions for a comparison, whose prompts may
+  have `inputs`, for encoder-decoders. Without `output` nothing is written.
+  """
   temperatures = temperatures or [float(config.temperature)]
   make_sampling(len(temperatures), temperature=temperatures)  # checks them
-  sizes = cli.integers(cli.BATCH_SIZES, default=(config.batch_size,))
-  rounds, output = _ROUNDS.value, cli.OUTPUT.value
-  timing = "passes" if _EXPLAIN.value else _TIMING.value
-  compared = systems.parse(systems_of(config), config)
+  sizes = batch_sizes or (config.batch_size,)
+  compared = systems.parse(names, config)
   for system in compared:
     if system.reference is not None:
       hf_reference.check(system)
@@ -170,11 +185,11 @@ def evaluate(config: ml_collections.ConfigDict) -> dict[str, Any]:
     )
   if rounds > 1 and any(s.drafting and s.drafting.lengths for s in compared):
     raise cli.UserError("a ladder drafts differently each time: give one round")
-  pairs = systems.assemble(compared, inputs=bool(cli.PROMPTS.value))
+  pairs = systems.assemble(compared, inputs=inputs)
   comparison = measure.comparison_of(
     config, compared, pairs, temperatures, rounds=rounds
   )
-  selected = questions_of(config, comparison)
+  selected = ask(comparison)
   fit, refused = measure.fitting(
     [questions.request(comparison.tokenizer, q) for q in selected],
     comparison.room,
@@ -219,8 +234,9 @@ def evaluate(config: ml_collections.ConfigDict) -> dict[str, Any]:
   }
   content = summary.result_of(records, facts)
   content["explained"] = explain.findings(content)
-  write(output, content)
-  journal.finish()
+  if output:
+    write(output, content)
+    journal.finish()
   return content
 
 
@@ -237,7 +253,14 @@ def run(_) -> int:
   if output == results.STDOUT:
     raise cli.UserError("--output must be a file: a page is written beside it")
   results.check(output, *report_files(output))
-  content = evaluate(config)
+  content = evaluate(
+    config, systems_of(config), functools.partial(questions_of, config),
+    temperatures=[float(text) for text in cli.TEMPERATURES.value or ()],
+    batch_sizes=cli.integers(cli.BATCH_SIZES, default=()),
+    rounds=_ROUNDS.value,
+    timing="passes" if _EXPLAIN.value else _TIMING.value,
+    inputs=bool(cli.PROMPTS.value), output=output,
+  )  # fmt: skip
   if processes.is_chief():
     print(page.over_all(content))
     if _EXPLAIN.value:

@@ -1,5 +1,7 @@
 """The notebooks of colab/: made from their scripts, and executed on the CPU."""
 
+import ast
+import inspect
 import pathlib
 import re
 
@@ -37,6 +39,25 @@ def test_files_named_in_notebooks_exist(name):
   for path in named:
     if "/" in path or path.endswith(".md"):
       assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_calls_in_notebooks_match_signatures(name):
+  """Of imported functions; all but one notebook are executed slowly."""
+  tree, scope = ast.parse((FOLDER / f"{name}.py").read_text()), {}
+  nodes = list(ast.walk(tree))
+  for node in nodes:
+    if isinstance(node, ast.Import | ast.ImportFrom):
+      exec(ast.unparse(node), scope)
+  for call in (x for x in nodes if isinstance(x, ast.Call)):
+    text = ast.unparse(call.func)
+    ours = re.fullmatch(r"(\w+)(\.\w+)*", text) and text.split(".")[0] in scope
+    if not ours or any(isinstance(x, ast.Starred) for x in call.args):
+      continue
+    called = eval(text, scope)
+    if getattr(called, "__module__", "").split(".")[0] in ("launch", "specjax"):
+      named = {x.arg: None for x in call.keywords if x.arg}
+      inspect.signature(called).bind(*call.args, **named)
 
 
 # ------------------------------------------------------------------ executed
