@@ -195,7 +195,9 @@ def make_loss(
     `(head module, target's parameters, batch) -> f32[]`. The target's logits
     are computed in the head's dtype if the draft vocabulary's suffice.
   """
-  given = loss.objective in _GIVEN and not loss.confidence
+  conditioned = loss.objective in _GIVEN
+  given = conditioned and not loss.confidence
+  compared = slice(-1 if conditioned and not given else None)
   whole_draft = loss.objective == "acceptance"
   objective = (
     losses.block_acceptance(loss.depth)
@@ -239,7 +241,7 @@ def make_loss(
         drafts.append((logits, judge, label, weights))
       else:
         summed += share * (
-          objective(logits, judge, label, weights)
+          objective(logits[..., compared], judge[..., compared], label, weights)
           if loss.objective != "next_token_and_tv"
           else objective(logits, judge, label, weights, draftable)
         )

@@ -138,14 +138,16 @@ def expected(case, of_place):
   return np.average([np.mean(x) for x in each], weights=weights)
 
 
-def test_forward_kl_uses_the_target_on_the_draft_vocabulary(case):
+def kl(case, j, row, t, judge):
+  """From the target's law on the draft vocabulary."""
   ids, q = case["ids"], restricted(case["q"], case["ids"])
+  a, b = q[row, judge, ids], case["p"][j][row, t, ids]
+  return np.sum(a * np.log(a / b))
 
-  def kl(j, row, t, judge):
-    a, b = q[row, judge, ids], case["p"][j][row, t, ids]
-    return np.sum(a * np.log(a / b))
 
-  assert case["loss"]("forward_kl") == pytest.approx(expected(case, kl), 1e-4)
+def test_forward_kl_uses_the_target_on_the_draft_vocabulary(case):
+  wanted = expected(case, functools.partial(kl, case))
+  assert case["loss"]("forward_kl") == pytest.approx(wanted, 1e-4)
 
 
 def away(case, j, row, t, judge):
@@ -174,10 +176,12 @@ def test_dspark_loss_sums_text_target_and_confidence_terms(case):
     x for x in case["places"](j) if tokens[x[0], x[2] + 1] in ids
   ]
 
-  def of_law(j, row, t, judge):
-    far, odds = away(case, j, row, t, judge), float(case["more"][j][row, t])
+  def of_confidence(*at):
+    far, odds = away(case, *at), float(case["more"][at[0]][at[1], at[2]])
     sure = 1 / (1 + np.exp(-odds))
-    return 1.8 * far - (1 - far) * np.log(sure) - far * np.log(1 - sure)
+    return -(1 - far) * np.log(sure) - far * np.log(1 - sure)
+
+  of_law = lambda *at: 1.8 * away(case, *at) + of_confidence(*at)
 
   of_text = lambda j, row, t, judge: (
     -np.log(case["p"][j][row, t, tokens[row, judge + 1]])
@@ -185,6 +189,9 @@ def test_dspark_loss_sums_text_target_and_confidence_terms(case):
   wanted = expected(case, of_law)
   wanted += 0.1 * expected(case | dict(places=places), of_text)
   actual = case["loss"]("next_token_and_tv", confidence=True)
+  assert actual == pytest.approx(wanted, 1e-4)
+  wanted = expected(case, lambda *at: kl(case, *at) + of_confidence(*at))
+  actual = case["loss"]("forward_kl", confidence=True)
   assert actual == pytest.approx(wanted, 1e-4)
 
 
