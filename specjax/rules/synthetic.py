@@ -40,7 +40,9 @@ def rule(acceptance: float = 0.8, *deeper: float) -> Rule:
     nodes, depth = tree.num_nodes, tree.max_depth
     last = [rates[min(i, len(rates) - 1)] for i in range(depth + 1)]
     accept = jnp.array(last, target_log_probs.dtype)  # of depth i + 1
-    survival = jnp.concatenate([jnp.ones(1), jnp.cumprod(accept[:depth])])
+    survival = jnp.concatenate(
+      [jnp.ones(1, accept.dtype), jnp.cumprod(accept[:depth])]
+    )
     present = jnp.asarray(topology.present)[:, :nodes]
     first = (jnp.asarray(topology.rank) == 0) & present
     rows = np.arange(len(first))[:, None, None]
