@@ -221,7 +221,7 @@ def run(_) -> int:
   config.drafter, config.rule = "plain", "token"  # the target drafts for itself
   results.check(output)
   models = pair.assemble(config, pair.load(config))
-  module = checkpoints.load_module(config.target)
+  module = checkpoints.load_module(config.target, jnp.dtype(config.dtype))
   width = models.room(config.max_new_tokens)
   items = prompts.all_of(cli.PROMPTS.value, models.tokenizer, max_tokens=width)
   batches = list(

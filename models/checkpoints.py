@@ -280,14 +280,14 @@ def describe_target(config: TransformerConfig, **tables) -> Target:
   )  # fmt: skip
 
 
-def load_module(path: str) -> Transformer:
-  """Loads a decoder-only module in float32; raises like `load`."""
+def load_module(path: str, dtype=jnp.float32) -> Transformer:
+  """Loads a decoder-only module; raises like `load`."""
   path = hub.local(path)
   if reads_inputs(path):
     raise ValueError(
       f"{path} is an encoder-decoder; a decoder-only model is needed here"
     )
-  return loading.load(_reader(path).source(path))
+  return loading.load(_reader(path).source(path), dtype=dtype)
 
 
 def read_config(path: str) -> TransformerConfig | T5Config:
