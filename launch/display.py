@@ -35,10 +35,7 @@ def _in_color(console: rich.console.Console) -> bool:
 
 
 def visible(text: str) -> str:
-  """Escapes control characters, so that no terminal obeys them.
-
-  Newlines, tabs and the joiners in emoji are kept.
-  """
+  """Escapes control characters but newlines, tabs and the joiners in emoji."""
   hidden = ("Cc", "Cf", "Cs", "Zl", "Zp")
   return "".join(
     c

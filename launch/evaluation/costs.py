@@ -285,10 +285,7 @@ def _in_pieces(
   place: int,
   parts: Callable[[DecodeState], dict[str, float]],
 ) -> Run:
-  """Decodes a batch in two pieces; in between, times parts on copies of it.
-
-  The overhead of calls from the host is subtracted.
-  """
+  """Decodes a batch in two pieces; in between, times parts on copies of it."""
   prefill, state = timed(engine.prefill, batch)
   first, state = timed(engine.generate, batch, state, place)
   of_parts = parts(state)

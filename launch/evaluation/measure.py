@@ -262,10 +262,7 @@ def _costs(
   system: System,
   widths: tuple[int, ...],
 ) -> dict:
-  """Measures a system's costs on prompts of median length.
-
-  Uses the first temperature, since a round's cost does not depend on it.
-  """
+  """Measures a system's costs on median-length prompts, at one temperature."""
   setting = (groups[0].temperature, size)
   some = [g for g in groups if (g.temperature, g.batch_size) == setting]
   turn_of = lambda group: records[group.name]["turns"][0]

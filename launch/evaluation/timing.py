@@ -39,10 +39,7 @@ def per_repeat(
 
 
 def without_calls(calls: float, total: float) -> float:
-  """`total - calls`, or `total` if that would not be positive.
-
-  An empty call may be delayed for longer than all the work takes.
-  """
+  """`total - calls`, or `total` if that is not positive: a delayed call."""
   return total - calls if calls < total else total
 
 
