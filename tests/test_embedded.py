@@ -148,6 +148,7 @@ SLOW = (
   dict(drafter="model(tokens=4)"),
   dict(drafter="model(tokens=4, tree=paths(2))", rule="match"),
   dict(drafter="ngram"),
+  dict(drafter="eagle3(tokens=4)"),
   dict(drafter="layer_skip"),
   dict(drafter="eagle3(tokens=4, tree=dynamic(12, top_k=4))", rule="match"),
   dict(drafter="medusa"),
@@ -157,8 +158,7 @@ SLOW = (
 @pytest.mark.parametrize(
   "settings",
   [
-    dict(drafter="model(tokens=4)", count=20),
-    dict(drafter="eagle3(tokens=4)", count=20),
+    dict(drafter="model(tokens=4)", count=10),
     *(pytest.param(settings, marks=pytest.mark.slow) for settings in SLOW),
   ],
   ids=lambda s: "-".join(str(x) for x in s.values()),
@@ -167,13 +167,13 @@ def test_greedy_speculation_matches_greedy_autoregression(settings):
   """Token for token; a difference must start at a near-tie of the target."""
   expected, models = plain(settings.get("count", 100))
   got, _ = complete(**settings)
-  assert near_ties(models, got, expected, margin=MARGIN) <= 2
+  assert near_ties(models, got, expected, margin=MARGIN) <= 1
 
 
 @pytest.mark.gpu
 def test_bfloat16_greedy_speculation_matches_plain_decoding():
   """Nothing is float32 but the logits, and speculation changes nothing."""
-  settings = dict(dtype="bfloat16", count=20)
+  settings = dict(dtype="bfloat16", count=10)
   expected, models = complete(**settings, drafter="plain")
   got, both = complete(**settings, drafter="model(tokens=4)")
   dtypes = {x.dtype for x in jax.tree.leaves(both.params)}
@@ -184,4 +184,4 @@ def test_bfloat16_greedy_speculation_matches_plain_decoding():
     models.target.apply, models.params.target, np.array([[1]]), cache
   )
   assert output.logits.dtype == jnp.float32
-  assert near_ties(models, got, expected, margin=BFLOAT16_MARGIN) <= 3
+  assert near_ties(models, got, expected, margin=BFLOAT16_MARGIN) <= 2

@@ -9,6 +9,7 @@ file that is a near-duplicate of training files is dropped from all splits.
 """
 
 import dataclasses
+import functools
 import hashlib
 import importlib.util
 import pathlib
@@ -83,6 +84,11 @@ def _candidates() -> Iterator[SourceFile]:
 
 def python_files(*, split: str | None = None) -> list[SourceFile]:
   """The files of a split, or all, without duplicates, sorted by name."""
+  return [f for f in _files() if split in (None, f.split)]
+
+
+@functools.cache
+def _files() -> list[SourceFile]:
   files: dict[str, SourceFile] = {}
   for file in _candidates():
     fits = 200 < len(file.text) <= _LONGEST
@@ -96,8 +102,7 @@ def python_files(*, split: str | None = None) -> list[SourceFile]:
   kept = (
     f
     for f in files.values()
-    if split in (None, f.split)
-    and (f.split == "train" or shared(f.text, learned) <= _MAX_SHARED)
+    if f.split == "train" or shared(f.text, learned) <= _MAX_SHARED
   )
   return sorted(kept, key=lambda f: f.name)
 

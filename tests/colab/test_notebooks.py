@@ -13,6 +13,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 FOLDER = ROOT / "colab"
 NAMES = ("decoding", "rules", "drafts", "pods")
+OURS = ("specjax", "models", "configs", "launch")
 
 
 def committed(name):
@@ -43,7 +44,7 @@ def test_files_named_in_notebooks_exist(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_calls_in_notebooks_match_signatures(name):
-  """Of imported functions; all but one notebook are executed slowly."""
+  """Of imported functions; three notebooks are executed in slow tests only."""
   tree, scope = ast.parse((FOLDER / f"{name}.py").read_text()), {}
   nodes = list(ast.walk(tree))
   for node in nodes:
@@ -55,7 +56,7 @@ def test_calls_in_notebooks_match_signatures(name):
     if not ours or any(isinstance(x, ast.Starred) for x in call.args):
       continue
     called = eval(text, scope)
-    if getattr(called, "__module__", "").split(".")[0] in ("launch", "specjax"):
+    if getattr(called, "__module__", "").split(".")[0] in OURS:
       named = {x.arg: None for x in call.keywords if x.arg}
       inspect.signature(called).bind(*call.args, **named)
 

@@ -6,6 +6,7 @@ tokens must be the warped target's, to float64 rounding. What must fail is in
 mutants/.
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from exact_cases import CASES, LOSSLESS, ONE_TREE, WARPS, distance, enumerable
 from specjax import exact, rules
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
+from specjax.types import Draft
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -106,3 +108,18 @@ def test_unnormalized_distributions_are_rejected():
     exact.block_law(
       rules.get("token"), tree_lib.chain(2), lambda c: 1.1 * q, lambda c: q
     )
+
+
+def test_rules_stay_in_float32_where_64_bits_are_enabled():
+  synthetic = rules.get("synthetic"), tree_lib.chain(3), siblings_lib.IID
+  for rule, tree, siblings in (*(case.values for case in ONE_TREE), synthetic):
+    law = jax.ShapeDtypeStruct((2, tree.num_nodes, 5), jnp.float32)
+    tokens = jax.ShapeDtypeStruct(law.shape[:2], jnp.int32)
+    draft = Draft(tree=tree, siblings=siblings, tokens=tokens, log_probs=law)
+
+    def ask(draft, target, rule=rule):
+      actual = rule.verify(draft, draft.topology(), target)
+      return actual.node_probs, actual.next_log_probs(jnp.zeros(2, jnp.int32))
+
+    actual = jax.eval_shape(ask, draft, law)
+    assert [x.dtype for x in actual] == [jnp.float32] * 2, rule.name

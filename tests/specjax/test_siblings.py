@@ -97,18 +97,24 @@ def test_zero_temperature_trees_hold_draft_top_k_tokens():
   """And not whatever is left of a law that is one token."""
   model, table = toys.table_model(6), jnp.asarray(toys.table(6, seed=0))
 
+  @functools.cache
   def drafted(name, tree):
     drafter = specjax.drafters.model(
       model, tree=tree, siblings=name, vocab_size=6
     )
     rule = "match" if name == "top_k" else "recursive"
     decoder = specjax.make_decoder(model, drafter=drafter, rule=rule)
-    state = decoder.init(
-      Params(target=table, draft=table), jnp.zeros((1, 2), jnp.int32),
-      np.array([2]), jax.random.key(0), buffer_length=12, max_new_tokens=9,
-      sampling=make_sampling(1, temperature=0.0),
-    )  # fmt: skip
-    return decoder.propose(Params(target=table, draft=table), state)[0].tokens
+
+    @jax.jit
+    def run(params):
+      state = decoder.init(
+        params, jnp.zeros((1, 2), jnp.int32), np.array([2]), jax.random.key(0),
+        buffer_length=12, max_new_tokens=9,
+        sampling=make_sampling(1, temperature=0.0),
+      )  # fmt: skip
+      return decoder.propose(params, state)[0].tokens
+
+    return run(Params(target=table, draft=table))
 
   for name, tree in (
     ("without_replacement", k_ary(3, 2)),

@@ -60,9 +60,6 @@ def test_custom_rules_and_drafters_match_plain_decoding(cli, mine, tmp_path):
   for name, flags in {
     "own": (f"--config.rule={mine}.RULE", f"--config.drafter={mine}.again"),
     "plain": ("--config.drafter=plain",),
-    "survival": (
-      "--config.drafter=model(tokens=4, policy=survival(threshold=0.5))",
-    ),
     "ladder": ("--config.drafter=ladder(model, lengths=(0, 1, 3))",),
     "looked up": ("--config.drafter=ladder(ngram, lengths=(0, 2))",),
   }.items():
@@ -73,7 +70,6 @@ def test_custom_rules_and_drafters_match_plain_decoding(cli, mine, tmp_path):
     )  # fmt: skip
     assert code == 0
     texts[name] = json.loads(out.read_text())["completion"]
-  assert len(texts) == 5
   assert set(texts.values()) == {texts["plain"]}
   record = json.loads((tmp_path / "own.json").read_text())
   assert record["rule"] == f"{mine}.RULE"

@@ -24,13 +24,13 @@ from specjax.runtime.mesh import MeshDecoder
 # of inputs. Key/value heads are fewer than 'model' in 1x8 and 2x4.
 USUAL = (
   "paths:2x2x2", "depth:2x4", "eagle3:4x2", "tables:8x1", "shared:8x1",
-  "counted:8x1", "inputs:8x1", "lookahead:8x1", "ladder:8x1",
+  "counted:8x1", "inputs:8x1",
 )  # fmt: skip
 # All other ways to draft, and the other factorizations of eight devices.
 MORE = (
   "paths:1x8", "layer_skip:2x4", "ngram:2x4", "plain:8x1", "eagle3:2x2x2",
-  "eagle2:1x8", "medusa:4x2", "dflash:2x4", "dflash2:2x4",
-  "dspark:2x4", "mtp:2x4", "t5:2x4", "mixture:2x4",
+  "eagle2:1x8", "medusa:4x2", "dflash:2x4", "dflash2:2x4", "dspark:2x4",
+  "mtp:2x4", "t5:2x4", "mixture:2x4", "lookahead:8x1", "ladder:8x1",
 )  # fmt: skip
 # Models that are cut across both processes, and rows that are.
 ON_TWO_PROCESSES = (
