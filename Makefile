@@ -127,7 +127,7 @@ evaluate: $(VENV)/.setup.stamp  ## Does drafting pay for the embedded pair, and 
 # A file is one worker's, so that what its tests share is compiled once.
 PYTEST = $(PY) -m pytest -n $(JOBS) --dist loadfile
 
-# CI runs this and nothing else; CONTRIBUTING.md says what it may cost.
+# Pull requests run this and nothing else; CONTRIBUTING.md says what it may cost.
 .PHONY: test
 test: test-only lint  ## The tests that are not marked slow, and the lint: CI
 

@@ -167,8 +167,8 @@ def evaluate(
   """Measures systems; returns the content of E.json.
 
   `names` and options are as the flags; temperatures and batch sizes default to
-  the config's. `ask` selects the questions for a comparison, whose prompts may
-  have `inputs`, for encoder-decoders. Without `output` nothing is written.
+  the config's. `ask` selects the questions for a comparison; `inputs`: whether
+  encoder-decoders are supported. Only the command has an `output` to write.
   """
   temperatures = temperatures or [float(config.temperature)]
   make_sampling(len(temperatures), temperature=temperatures)  # checks them

@@ -285,7 +285,7 @@ def _in_pieces(
   place: int,
   parts: Callable[[DecodeState], dict[str, float]],
 ) -> Run:
-  """Decodes a batch in two pieces; in between, times parts on copies of it."""
+  """Decodes in two pieces; times parts on copies in between, less the calls."""
   prefill, state = timed(engine.prefill, batch)
   first, state = timed(engine.generate, batch, state, place)
   of_parts = parts(state)

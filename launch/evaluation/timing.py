@@ -39,7 +39,7 @@ def per_repeat(
 
 
 def without_calls(calls: float, total: float) -> float:
-  """`total - calls`, or `total` if that is not positive: a delayed call."""
+  """`total - calls`, or `total` if not positive: an empty call was late."""
   return total - calls if calls < total else total
 
 

@@ -105,7 +105,7 @@ def num_bytes(params) -> int:
 def _read(
   config: TransformerConfig, weights: Quantization | None
 ) -> tuple[int, int]:
-  """Number and bytes of the parameters a pass reads, without looked-up rows."""
+  """Number and bytes of the parameters a pass reads, but for lookup tables."""
   params = shapes(config, weights)
   tables = ["embed"] * (not config.tied_embeddings)
   tables += ["per_layer_embed"] * (config.per_layer_dim > 0)
