@@ -158,7 +158,7 @@ SLOW = (
 @pytest.mark.parametrize(
   "settings",
   [
-    dict(drafter="model(tokens=4)", count=10),
+    dict(drafter="model(tokens=4)", count=20),
     *(pytest.param(settings, marks=pytest.mark.slow) for settings in SLOW),
   ],
   ids=lambda s: "-".join(str(x) for x in s.values()),
@@ -167,13 +167,13 @@ def test_greedy_speculation_matches_greedy_autoregression(settings):
   """Token for token; a difference must start at a near-tie of the target."""
   expected, models = plain(settings.get("count", 100))
   got, _ = complete(**settings)
-  assert near_ties(models, got, expected, margin=MARGIN) <= 1
+  assert near_ties(models, got, expected, margin=MARGIN) <= 2
 
 
 @pytest.mark.gpu
 def test_bfloat16_greedy_speculation_matches_plain_decoding():
   """Nothing is float32 but the logits, and speculation changes nothing."""
-  settings = dict(dtype="bfloat16", count=10)
+  settings = dict(dtype="bfloat16", count=20)
   expected, models = complete(**settings, drafter="plain")
   got, both = complete(**settings, drafter="model(tokens=4)")
   dtypes = {x.dtype for x in jax.tree.leaves(both.params)}
@@ -184,4 +184,4 @@ def test_bfloat16_greedy_speculation_matches_plain_decoding():
     models.target.apply, models.params.target, np.array([[1]]), cache
   )
   assert output.logits.dtype == jnp.float32
-  assert near_ties(models, got, expected, margin=BFLOAT16_MARGIN) <= 2
+  assert near_ties(models, got, expected, margin=BFLOAT16_MARGIN) <= 3

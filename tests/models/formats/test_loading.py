@@ -44,9 +44,8 @@ def live():
   return sum(x.nbytes for x in jax.live_arrays())
 
 
-@pytest.mark.parametrize(
-  ("how", "on_mesh"), [(INT8, False), ("published", True)]
-)
+@pytest.mark.parametrize("on_mesh", [False, True])
+@pytest.mark.parametrize("how", [INT8, "published"])
 def test_loading_never_holds_the_whole_model_in_float32(
   path, how, on_mesh, monkeypatch
 ):
