@@ -10,7 +10,7 @@ To train the heads of the embedded target:
 
 `:eagle`, `:p_eagle`, `:mtp` (multi-token prediction), `:dflash` (JetSpec's with
 --config.head.causal --config.head.depth_decay=1), `:dflash2` and `:dspark` are
-the other kinds. Any target that decodes can have a head; these commands train
+the other kinds. Most targets can have a head (docs/families.md). These train
 SmolLM2's, first on plain text, then on its own conversations:
 
   SMOLLM2=$(python -m launch.tools.fetch_smollm2)
