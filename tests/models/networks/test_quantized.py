@@ -1,6 +1,7 @@
 """Quantized weights: values by definition, and the model that they make."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -273,20 +274,28 @@ def test_integer_products_meet_their_error_bound(dtype):
   np.testing.assert_array_equal(actual[0, 1], 0)
 
 
-def test_nonfinite_row_breaks_only_its_own_products():
+@pytest.mark.parametrize("avx512", [False, True])
+def test_nonfinite_row_breaks_only_its_own_products(avx512, monkeypatch):
+  monkeypatch.setattr(linear, "_has_avx512", lambda: avx512)
   one = quantize(jnp.ones((7, 256)), "int8")
   x = np.ones((4, 256), np.float32)
   x[1, 3], x[2, 3] = np.nan, np.inf
-  project = jax.jit(linear.project)
+  project = jax.jit(functools.partial(linear.project))  # else traced before
   pairs = jnp.concatenate([project(x[:2], one), project(x[2:], one)])
   for actual in (project(x, one), pairs):
     assert not np.isfinite(actual[1:3]).any()
     np.testing.assert_allclose(actual[::3], 256, rtol=1e-5)
 
 
+@pytest.mark.parametrize("avx512", [False, True])
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("group", [None, 32])
-def test_few_rows_are_multiplied_in_a_call_of_their_own(rows, group):
+def test_few_rows_are_multiplied_in_a_call_of_their_own(
+  rows, group, avx512, monkeypatch
+):
+  monkeypatch.setattr(linear, "_has_avx512", lambda: avx512)
   one = quantize(jnp.ones((8, 256), jnp.float32), "int8", group)
-  program = jax.jit(linear.project).lower(jnp.ones((rows, 256)), one).compile()
-  assert " call(" in program.as_text()  # else x's computation is repeated in it
+  project = jax.jit(functools.partial(linear.project))  # else traced before
+  program = project.lower(jnp.ones((rows, 256)), one).compile()
+  in_call = " call(" in program.as_text()  # else x's computation is repeated
+  assert in_call == (group is not None or not avx512)
