@@ -1,7 +1,6 @@
 """Quantized weights: values by definition, and the model that they make."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -96,6 +95,15 @@ def test_small_grouped_weights_are_rounded_once(dtype):
     assert multiply(jnp.zeros((2, 0, 64), dtype), one).shape == (2, 0, 3)
 
 
+@pytest.mark.parametrize("rows", [100, 256, 257])
+def test_products_of_prompts_match_with_avx512(rows, monkeypatch):
+  monkeypatch.setattr(linear, "_has_avx512", lambda: True)
+  monkeypatch.setattr(linear, "_CHUNK", 0)
+  x, weight = RNG.standard_normal((rows, 24)), RNG.standard_normal((7, 24))
+  actual = linear.project(*(jnp.asarray(a, jnp.float32) for a in (x, weight)))
+  np.testing.assert_allclose(actual, x @ weight.T, atol=1e-5)
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3])
 def test_cpu_loop_never_holds_a_dequantized_weight(rows, monkeypatch):
   monkeypatch.setattr(linear, "_CHUNK", 2**14)
@@ -130,14 +138,13 @@ def dequantized(module):
 
 def tree_logits(model):
   """`f32[2, 4, V]` of a tree's nodes behind texts of two and three tokens."""
-  ancestors = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]])
+  mask = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]) == 1
 
   def both(params, tokens):
     _, cache = model.apply(params, tokens, model.init_cache(2, 12))
     cache = cache.replace(length=jnp.array([2, 3]))
     places = cache.length[:, None] + np.array([0, 1, 1, 2])
-    at = dict(positions=places, mask=ancestors.astype(bool))
-    output, _ = model.apply(params, tokens, cache, **at)
+    output, _ = model.apply(params, tokens, cache, positions=places, mask=mask)
     return output.logits
 
   return jax.jit(both)
@@ -195,10 +202,8 @@ def test_quantized_experts_match_dequantized_ones(dtype):
   low = copy_of(block, how)
   whole = dequantized(low)
   for name in quantized.EXPERTS:
-    each = [
-      quantize(w.T, how.dtype, how.group).dequantized().T
-      for w in getattr(block.experts, name)[...]
-    ]
+    one = lambda w: quantize(w.T, dtype, how.group).dequantized().T
+    each = [*map(one, getattr(block.experts, name)[...])]
     np.testing.assert_array_equal(getattr(whole.experts, name)[...], each)
   x = jnp.asarray(RNG.standard_normal((2, 3, 32)), jnp.float32)
   run = jax.jit(lambda g, state: nnx.merge(g, state)(x), static_argnums=0)
@@ -267,7 +272,7 @@ def test_nonfinite_row_breaks_only_its_own_products(avx512, monkeypatch):
   one = quantize(jnp.ones((7, 256)), "int8")
   x = np.ones((4, 256), np.float32)
   x[1, 3], x[2, 3] = np.nan, np.inf
-  project = jax.jit(functools.partial(linear.project))  # else traced before
+  project = jax.jit(lambda *given: linear.project(*given))  # traced anew
   pairs = jnp.concatenate([project(x[:2], one), project(x[2:], one)])
   for actual in (project(x, one), pairs):
     assert not np.isfinite(actual[1:3]).any()
@@ -282,7 +287,6 @@ def test_few_rows_are_multiplied_in_a_call_of_their_own(
 ):
   monkeypatch.setattr(linear, "_has_avx512", lambda: avx512)
   one = quantize(jnp.ones((8, 256), jnp.float32), "int8", group)
-  project = jax.jit(functools.partial(linear.project))  # else traced before
+  project = jax.jit(lambda *given: linear.project(*given))  # traced anew
   program = project.lower(jnp.ones((rows, 256)), one).compile()
-  in_call = " call(" in program.as_text()  # else x's computation is repeated
-  assert in_call == (group is not None or not avx512)
+  assert (" call(" in program.as_text()) == (group is not None or not avx512)
