@@ -282,7 +282,7 @@ def test_nonfinite_row_breaks_only_its_own_products(avx512, monkeypatch):
 @pytest.mark.parametrize("avx512", [False, True])
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("group", [None, 32])
-def test_few_rows_are_multiplied_in_a_call_of_their_own(
+def test_few_rows_use_integers_or_a_call_of_their_own(
   rows, group, avx512, monkeypatch
 ):
   monkeypatch.setattr(linear, "_has_avx512", lambda: avx512)
