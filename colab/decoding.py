@@ -219,13 +219,9 @@ show(explain.figure({"explained": [finding]}))
 # flips of verification by their exact expectation given the drafts.
 
 # %%
-from specjax.theory import throughput
-
 efficiency = finding["block_efficiency"]
 for name in ("measured", "rao_blackwell", "independent"):
   print(f"{name:>14} {efficiency[name]:.2f} tokens per target call")
-by_hand = sum(alpha**i for i in range(depth + 1))
-assert np.isclose(throughput.tokens_per_cycle(depth, alpha), by_hand)
 
 # %% [markdown]
 # ## Where to go next

@@ -260,25 +260,6 @@ for name, numbers in decoded.items():
   )
 
 # %% [markdown]
-# ## Which draft, at equal compute?
-#
-# A fair comparison gives each draft the same compute, the teacher's included,
-# and decodes with each. For the embedded pair, starting from the embedded draft
-# (`before`), with 8 × 10¹² FLOPs, at temperature 1, on 32 prompts:
-#
-# | objective, on the data | acceptance, one token | tokens per call (95%) |
-# |---|---|---|
-# | `before` | 0.772 | 3.19 (3.06–3.33) |
-# | `forward_kl` | 0.776 | 3.29 (3.20–3.38) |
-# | `reverse_kl` | 0.779 | 3.31 (3.21–3.43) |
-# | `total_variation` | 0.778 | 3.25 (3.14–3.36) |
-# | `acceptance` | 0.749 | 3.10 (2.99–3.21) |
-# | `next_token` | 0.725 | 2.86 (2.73–3.01) |
-#
-# The choice of divergence hardly matters. Training on text alone makes a better
-# language model and a worse draft.
-
-# %% [markdown]
 # ## Where to go next
 #
 # - `docs/training.md`: the trainer and its data; `configs/train_embedded.py`:

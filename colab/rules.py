@@ -234,20 +234,6 @@ plt.legend()
 plt.show()
 
 # %% [markdown]
-# All rules of the library on the same two distributions, as the command
-# `python -m launch.studies.rules` compares them. Rules for other siblings
-# (without replacement, hub pairs) have optima of their own.
-
-# %%
-from launch.studies.rules import on_vectors
-
-chosen = "recursive" if SMALL else None
-report = on_vectors.compare(p, q, chosen, (2, 1), seed=0)
-for name, row in report["rules"].items():
-  share = f"{row['acceptance']:.4f}, {row['share_of_optimum']:.3f} of optimum"
-  print(f"{name:>32} accepts {share} ({row['method']})")
-
-# %% [markdown]
 # ## A broken rule that sampling misses
 #
 # A serving system added $\varepsilon$ to p in the ratio, to avoid a division by
@@ -311,18 +297,6 @@ for epsilon, count in samples.items():
 assert samples[1e-9] > 1e17
 
 # %% [markdown]
-# The error is roughly proportional to $\varepsilon$, so the number of samples
-# needed grows as $1/\varepsilon^2$.
-
-# %%
-plt.loglog(list(samples), list(samples.values()), "o-")
-plt.axhline(1e6, color="gray", linestyle="--", label="a million samples")
-plt.xlabel("epsilon that was added")
-plt.ylabel("samples to find it, 9 times in 10")
-plt.legend()
-plt.show()
-
-# %% [markdown]
 # ## Where to go next
 #
 # - `CONTRIBUTING.md`: your own rule or drafter in the library, and
@@ -334,4 +308,6 @@ plt.show()
 #   that had the bug where one is known.
 # - `docs/rules.md`: all rules, and what they accept on a real pair;
 #   `docs/theory.md`: what lossy rules trade.
+# - `python -m launch.studies.rules`: all rules on two distributions, compared
+#   with the optimum.
 # - `colab/drafts.py`: train a draft that is accepted more often.

@@ -61,16 +61,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     2048, 16, 32, 8192, factor=32.0, head_dim=64, tie_word_embeddings=True
   ),
   "smollm2-135m": _llama(
-    576,
-    30,
-    9,
-    1536,
-    factor=1.0,
-    vocab_size=49152,
-    num_key_value_heads=3,
-    max_position_embeddings=8192,
-    rope_theta=100000.0,
-    rope_scaling=None,
+    576, 30, 9, 1536, factor=1.0, vocab_size=49152, num_key_value_heads=3,
+    max_position_embeddings=8192, rope_theta=100000.0, rope_scaling=None,
     tie_word_embeddings=True,
   ),
   "llama-3.1-8b": _llama(4096, 32, 32, 14336, factor=8.0),
@@ -78,7 +70,7 @@ SHAPES: dict[str, dict[str, Any]] = {
   "llama-3.1-405b": _llama(16384, 126, 128, 53248, factor=8.0),
   "qwen3-0.6b": _qwen3(1024, 28, 16, 3072, tied=True),
   "qwen3-8b": _qwen3(4096, 36, 32, 12288, tied=False),
-}
+}  # fmt: skip
 
 
 def _mixture(model_type: str, hidden: int, layers: int, heads: int, **changes):
@@ -160,15 +152,13 @@ HEADS: dict[str, dict[str, Any]] = {
   "medusa-llama-3.1-8b": dict(
     model_type="medusa", medusa_num_heads=4, medusa_num_layers=1
   ),
-  "dflash-qwen3-8b": _qwen3(4096, 5, 32, 12288, tied=False)
-  | dict(
-    block_size=16,
-    num_target_layers=36,
+  "dflash-qwen3-8b": _qwen3(4096, 5, 32, 12288, tied=False) | dict(
+    block_size=16, num_target_layers=36,
     dflash_config=dict(
       mask_token_id=151669, target_layer_ids=[1, 9, 17, 25, 33]
     ),
   ),
-}
+}  # fmt: skip
 
 # Encoder-decoders.
 T5_SHAPES: dict[str, dict[str, Any]] = {

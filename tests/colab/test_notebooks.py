@@ -108,7 +108,7 @@ def printed(code):
 
 def test_rules_notebook_runs(tmp_path, monkeypatch):
   code = execute("rules", tmp_path, monkeypatch)
-  assert len(outputs(code, "image/png")) == 3
+  assert len(outputs(code, "image/png")) == 2
   text = printed(code)
   assert re.search(r"^accepts 0\.5589, error \de-1[67]$", text, re.M)  # barker
   assert "1e-09: error 8.5e-10\n" in text
@@ -139,7 +139,7 @@ def test_pods_notebook_runs_without_initializing_a_backend(
 ):
   pytest.importorskip("libtpu", reason="libtpu is for Linux on x86-64 only")
   code = execute("pods", tmp_path, monkeypatch, last=_UNTOUCHED)
-  assert len(outputs(code, "image/png")) == 4
+  assert len(outputs(code, "image/png")) == 3
   shown = "".join(outputs(code, "text/html"))
   assert "v5e:1x1 (v5litepod-1)" in shown  # compiled here
 
