@@ -16,9 +16,8 @@ def page(result: Mapping, throughput: str | None = None) -> str:
     result: from `launch.evaluate`.
     throughput: path of the explanation's figure relative to the page, or None.
   """
-  config, given, machine = (
-    result[name] for name in ("config", "questions", "machine")
-  )
+  config, given = result["config"], result["questions"]
+  machine = result["machine"]
   counts = [f"{n} of {name}" for name, n in given["by_category"].items()]
   form = "the chat template" if given["chat_template"] else "plain text"
   sections = [
@@ -31,7 +30,11 @@ def page(result: Mapping, throughput: str | None = None) -> str:
     _agreement(result),
   ]
   if {*given["by_category"]} != {questions.PROMPTS}:
-    rows = [row for row in result["runs"] if row["level"] != "all"]
+    kinds = {(group["task"], group["category"]) for group in result["groups"]}
+    tasks, names = zip(*kinds, strict=True)
+    own = [c for t, c in kinds if tasks.count(t) == names.count(c) == 1]
+    shown = lambda r: r["level"] == "task" or r["category"] not in (*own, "all")
+    rows = [row for row in result["runs"] if shown(row)]
     sections += ["## By task and category", _table(result, rows)]
   sections += ["## Systems", _systems(result)]
   if throughput:
@@ -51,9 +54,7 @@ def page(result: Mapping, throughput: str | None = None) -> str:
 
 def over_all(result: Mapping) -> str:
   """The table over all questions: a row per system and setting."""
-  return _table(
-    result, [row for row in result["runs"] if row["level"] == "all"]
-  )
+  return _table(result, [r for r in result["runs"] if r["level"] == "all"])
 
 
 def _table(result: Mapping, rows: Sequence[Mapping]) -> str:

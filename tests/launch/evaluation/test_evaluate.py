@@ -16,7 +16,7 @@ SMALL = ("--config.max_new_tokens=8", "--config.drafter=model(tokens=2)",
 QUESTIONS = [
   {"question_id": "a1", "category": "a", "turns": ["def f(x):", "class A:"]},
   {"question_id": "a2", "category": "a", "turns": ["import os"]},
-  {"question_id": "a3", "category": "a", "turns": ["for i in range(3):"]},
+  {"question_id": "c1", "category": "c", "turns": ["for i:"], "task": "a"},
   {"question_id": "b1", "category": "b", "turns": ["x = 1", "y = 2\n" * 30]},
   {"question_id": "b2", "category": "b", "turns": ["z = 3\n" * 30]},
 ]
@@ -57,19 +57,18 @@ def test_every_system_answers_every_question_in_every_setting(ran):
     for batch_size in (1, 2):
       turns = turns_of(result, temperature, batch_size)
       ids = sorted(i for turn in turns for i in turn["questions"])
-      assert ids == ["a1", "a1", "a2", "a3", "b1"]
+      assert ids == ["a1", "a1", "a2", "b1", "c1"]
       assert max(len(turn["questions"]) for turn in turns) == batch_size
       for turn in turns:
         if turn["questions"]:
           assert {*turn["systems"]} == {"plain", "ngram", "model", "hf"}
-  assert {g["category"] for g in result["groups"]} == {"a", "b"}
+  assert {g["category"] for g in result["groups"]} == {"a", "b", "c"}
   rows = [(r["system"], r["category"]) for r in result["runs"]]
-  assert len(rows) == 2 * 2 * 4 * (1 + 2 + 2)
-  assert {category for _, category in rows} == {"all", "a", "b"}
+  assert len(rows) == 2 * 2 * 4 * (1 + 2 + 3)
+  assert {category for _, category in rows} == {"all", "a", "b", "c"}
 
 
-def test_greedy_answers_match_plain_decoding(ran):
-  """Those of transformers too."""
+def test_greedy_answers_of_all_systems_match_plain_decoding(ran):
   _, result = ran
   for row in result["runs"]:
     compared = row["temperature"] == 0 and row["system"] != "plain"
@@ -92,6 +91,7 @@ def test_evaluation_writes_a_page_and_costs(ran):
   assert "| `model` | token | chain of 5 |" in page
   assert "as plain text" in page
   assert "5 prompts were too long" in page
+  assert page.count("| `plain` |") == 4 * (1 + 2 + 2) + 1  # not category b
   actual = {(c["system"], c["batch_size"]) for c in result["costs"]}
   assert actual == {(s, b) for s in ("ngram", "model") for b in (1, 2)}
   for one in result["costs"]:
