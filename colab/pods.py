@@ -39,7 +39,7 @@ if "google.colab" in sys.modules and not os.path.isfile("requirements.lock"):
 
 # %% [markdown]
 # Paths below are relative to the checkout's root. The tests set `SMALL` for a
-# short run. The notebook leaves the accelerator to the commands it starts.
+# short run. This notebook leaves the accelerator to commands that you start.
 
 # %%
 import os
@@ -222,13 +222,13 @@ assert (gain > 1) == (acceptance > line["break_even_acceptance"])
 # ## On your device
 #
 # The roofline and the theory ignore what the loop costs besides its passes. A
-# model too small to fill a TPU or GPU shows it: SmolLM2-135M, drafted by
+# model too small to fill a TPU or GPU shows that cost: SmolLM2-135M, drafted by
 # n-grams of its own text (c = 0), timed beside plain decoding, with the
 # speed-up predicted from its passes:
 #
-#     !python -m launch.tools.fetch_smollm2
-#     !python -m launch.evaluate --config=configs/smollm2.py \
-#       --prompts=built-in --systems=ngram --output=evaluation.json
+#     !{sys.executable} -m launch.tools.fetch_smollm2
+#     !{sys.executable} -m launch.evaluate --config=configs/smollm2.py \
+#       --prompts=built-in --systems=ngram --output=build/evaluation.json
 
 # %% [markdown]
 # ## Where to go next
