@@ -10,14 +10,14 @@ IN.jsonl has lines {"messages": [{"role": "user", "content": "..."}]}; a
 
 Repetitions are drafted from the text itself, everything else by an int8 head,
 three tokens at a time (models/pretrained/README.md): the fastest choice on two
-cores over all of Spec-Bench, for one row at temperature 0; on factual questions
-the head alone was as fast (docs/results.md). `configs/smollm2.py:sampled`, the
-head alone with `block`, is the fastest at temperature 1, and
-`configs/smollm2.py:batch`, one token of the head, for batches of 4; at 8 it may
-lose to `--config.drafter=plain`. `--config.drafter=ngram` drafts from the text
-alone, and `layer_skip` skips the one attention that costs the least acceptance
-according to launch.layer_search. The target's weights are stored in four bits;
-computation is in float32.
+cores over all of Spec-Bench, for one row at temperature 0; on factual and
+mathematical questions the head alone was as fast (docs/results.md).
+`configs/smollm2.py:sampled`, the head alone with `block`, is the fastest at
+temperature 1, and `configs/smollm2.py:batch`, one token of the head, for
+batches of 4; at 8 it may lose to `--config.drafter=plain`.
+`--config.drafter=ngram` drafts from the text alone, and `layer_skip` skips the
+one attention that costs the least acceptance according to launch.layer_search.
+The target's weights are stored in four bits; computation is in float32.
 
 `configs/smollm2.py:gpu` is meant for GPUs, where a pass over more tokens takes
 hardly any longer: bfloat16, and a dynamic tree of 60 nodes. It has not been
